@@ -1,0 +1,1 @@
+"""Search spaces, one file an operation; both families read them."""
