@@ -1,0 +1,1 @@
+"""The cold-cache timer: rotation, tape, timed unit, neighbour, gate, self-check."""

@@ -1,0 +1,135 @@
+"""Asking for the next arm: Optuna's samplers over the shared space of several families, without repeats."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tuner.arms import Arm, Value
+from tuner.errors import UsageError
+from tuner.space import Space
+
+if TYPE_CHECKING:
+    import optuna
+
+SAMPLERS = ("tpe", "random", "grid")
+MAX_MISSES = 400
+_FAILED_FACTOR = 10.0
+
+
+class Search:
+    """Proposes arms of one or more spaces and learns from their times.
+
+    The sequence of proposals depends only on the spaces, the seed and the values told, in the order of asking.
+    """
+
+    def __init__(self, sampler: str, spaces: Sequence[Space], seed: int) -> None:
+        """Start a search.
+
+        Raises:
+            UsageError: No such sampler.
+        """
+        check_sampler(sampler)
+        self._spaces = {f"{space.family}/{space.kernel}": space for space in spaces}
+        self._seen: set[Arm] = set()
+        self._source = self._model(sampler, seed) if sampler == "tpe" else None
+        self._walk = self._listing(sampler, seed) if sampler != "tpe" else iter(())
+        self._open: dict[Arm, optuna.trial.Trial] = {}
+        self._worst_us = 1.0
+        self._allowed: set[Arm] | None = None
+
+    def restrict(self, arms: set[Arm]) -> None:
+        """Propose only these arms: those that a record holds."""
+        self._allowed = arms
+
+    def exclude(self, arm: Arm) -> None:
+        """Never propose an arm that is measured anyway."""
+        self._seen.add(arm)
+
+    def ask(self) -> Arm | None:
+        """The next arm that was not proposed before, or None when the space is used up."""
+        if self._source is None:
+            return next((arm for arm in self._walk if self._new(arm)), None)
+        for _ in range(MAX_MISSES):
+            trial = self._source.ask()
+            arm = self._suggest(trial)
+            if arm is not None and self._new(arm):
+                self._open[arm] = trial
+                return arm
+            self._source.tell(trial, state=_fail_state())
+        return next((arm for arm in self._listing("grid", 0) if self._new(arm)), None)
+
+    def tell(self, arm: Arm, median_us: float | None) -> None:
+        """Report a time, or None for an arm that failed. Arms that were never asked for are taught as well."""
+        self._seen.add(arm)
+        if self._source is None:
+            return
+        if median_us is not None:
+            self._worst_us = max(self._worst_us, median_us)
+        value = median_us if median_us is not None else self._worst_us * _FAILED_FACTOR
+        trial = self._open.pop(arm, None)
+        if trial is not None:
+            self._source.tell(trial, value)
+        elif f"{arm.family}/{arm.kernel}" in self._spaces:
+            self._source.add_trial(self._past(arm, value))
+
+    def _new(self, arm: Arm) -> bool:
+        if arm in self._seen or (self._allowed is not None and arm not in self._allowed):
+            return False
+        self._seen.add(arm)
+        return True
+
+    def _model(self, sampler: str, seed: int) -> optuna.Study:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=16))
+
+    def _suggest(self, trial: optuna.trial.Trial) -> Arm | None:
+        """Draw shared parameters by one name for all families, so that what one family teaches serves the other."""
+        kernel = trial.suggest_categorical("kernel", list(self._spaces))
+        space = self._spaces[str(kernel)]
+        config: dict[str, Value] = {}
+        for parameter in space.parameters:
+            name = _axis(space, parameter.name, self._spaces.values())
+            config[parameter.name] = trial.suggest_categorical(name, parameter.values)
+        return space.arm(config) if space.violated(config) is None else None
+
+    def _past(self, arm: Arm, value: float) -> optuna.trial.FrozenTrial:
+        import optuna
+        from optuna.distributions import CategoricalDistribution
+
+        name = f"{arm.family}/{arm.kernel}"
+        space = self._spaces[name]
+        params: dict[str, Value] = {"kernel": name}
+        axes = {"kernel": CategoricalDistribution(list(self._spaces))}
+        for parameter in space.parameters:
+            axis = _axis(space, parameter.name, self._spaces.values())
+            params[axis] = arm.config[parameter.name]
+            axes[axis] = CategoricalDistribution(parameter.values)
+        return optuna.trial.create_trial(params=params, distributions=dict(axes), value=value)
+
+    def _listing(self, sampler: str, seed: int) -> Iterator[Arm]:
+        arms = [space.arm(config) for space in self._spaces.values() for config in space.valid()]
+        if sampler == "random":
+            random.Random(seed).shuffle(arms)
+        return iter(arms)
+
+
+def check_sampler(name: str) -> None:
+    """Raise UsageError if there is no such sampler."""
+    if name not in SAMPLERS:
+        raise UsageError(f"unknown sampler {name!r}; choose one of {', '.join(SAMPLERS)}")
+
+
+def _axis(space: Space, name: str, spaces: Iterator[Space] | object) -> str:
+    """One Optuna parameter for all families that give it the same values, else one of its own."""
+    values = {s.family: p.values for s in spaces for p in s.parameters if p.name == name}  # type: ignore[attr-defined]
+    return name if len(set(values.values())) == 1 else f"{space.family}.{name}"
+
+
+def _fail_state() -> optuna.trial.TrialState:
+    import optuna
+
+    return optuna.trial.TrialState.FAIL
