@@ -71,7 +71,7 @@ _DEFAULTS: dict[tuple[str, str], dict[str, Value]] = {
     ("triton", "hip"): {"rows": 1, "warps": 4, "unroll": 2, "cpt": 8},
     ("hip", "cuda"): {"rows": 1, "warps": 8, "unroll": 2, "cpt": 8},
     ("hip", "hip"): {"rows": 1, "warps": 4, "unroll": 2, "cpt": 8},
-    ("hip", "host"): {"rows": 4, "warps": 1, "unroll": 1, "cpt": 16},
+    ("hip", "host"): {"rows": 8, "warps": 1, "unroll": 1, "cpt": 16},
 }
 
 

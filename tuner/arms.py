@@ -1,7 +1,7 @@
 """The contract between the framework and every family of kernels: arms, artifacts, launches.
 
-A family gives `build`, which is pure and needs no GPU, and `bind`, which runs in the worker. An `Artifact` says in plain
-values how its code is launched, so one loader a device serves all families that compile code.
+A family gives `build`, which is pure and needs no GPU, and `bind`, which runs in the worker. An `Artifact` says in
+plain values how its code is launched, so one loader a device serves all families that compile code.
 """
 
 from __future__ import annotations

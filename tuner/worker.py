@@ -144,6 +144,10 @@ class Bench:
         checks.append(selfcheck.warm_probe(self._device, small, self._families[probe.arm.family], probe))
         return checks
 
+    def fingerprint(self) -> int:
+        """A sum over all weights of all sessions: the same as long as nothing wrote to them."""
+        return sum(session.rotation.fingerprint() for session in self._sessions.values())
+
     def state(self) -> dict[str, Any]:
         """Telemetry and tenants, read between blocks."""
         return {"telemetry": self._device.telemetry(), "tenants": self._device.tenants()}
@@ -227,6 +231,16 @@ class Worker:
         request = {"problem": problem, "layout": layout, "artifacts": artifacts, "seed": seed}
         checks: list[Check] = self._call("self_check", OPEN_LIMIT_S, request)
         return checks
+
+    def fingerprint(self) -> int:
+        """A sum over all weights."""
+        return int(self._call("fingerprint", self._limit_s, {}))
+
+    def abandon(self) -> None:
+        """End the child at once."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
 
     def state(self) -> dict[str, Any]:
         """Telemetry and tenants."""

@@ -89,9 +89,7 @@ def choose(spec: str | None, llc_bytes: int | None = None) -> DeviceInfo:
         info = next(usable, found.devices[-1])
     else:
         info = _named(spec.strip(), found)
-    reason = unusable(info)
-    if reason is not None:
-        raise MachineError(f"{describe(info)} cannot be used: {reason}")
+    _hold_usable(info)
     if llc_bytes is not None:
         info = dataclasses.replace(info, llc_bytes=llc_bytes, llc_source="given by --llc")
     return info
@@ -103,10 +101,7 @@ def open_device(info: DeviceInfo) -> Device:
     Raises:
         MachineError: It cannot be opened; the message says why and what to do.
     """
-    reason = unusable(info)
-    if reason is not None:
-        error = ToolchainError if "pip install" in reason else MachineError
-        raise error(f"{describe(info)} cannot be used: {reason}")
+    _hold_usable(info)
     if info.kind == "cuda":
         from tuner.devices.cuda import CudaDevice
 
@@ -154,6 +149,13 @@ def describe(info: DeviceInfo) -> str:
     """`cuda:0 (NVIDIA H200, sm_90, 0000:01:00.0)`."""
     label = info.kind if info.kind == "host" else f"{info.kind}:{info.index}"
     return f"{label} ({', '.join(part for part in (info.name, info.arch, info.pci) if part)})"
+
+
+def _hold_usable(info: DeviceInfo) -> None:
+    reason = unusable(info)
+    if reason is not None:
+        error = MachineError if info.kind == "rocm" else ToolchainError
+        raise error(f"{describe(info)} cannot be used: {reason}")
 
 
 def _named(spec: str, found: Survey) -> DeviceInfo:

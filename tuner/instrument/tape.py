@@ -1,8 +1,8 @@
 """The activation tape: each launch reads what launches before it wrote, as in decoding.
 
 The tape is a row of segments. A segment starts with fresh random activations (its head), and its launches write their
-outputs one behind the other. Launch i reads the last M*K elements in front of its output, with the start rounded down to
-16 bytes. A new segment keeps the values from growing or dying out over thousands of launches; it is at most 256 launches.
+outputs one behind the other. Launch i reads the last M*K elements in front of its output, with the start rounded down
+to 16 bytes. Segments are at most 256 launches long, so that values neither grow nor die out over thousands of them.
 """
 
 from __future__ import annotations

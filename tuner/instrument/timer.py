@@ -117,13 +117,11 @@ class StreamUnit:
 
 def with_neighbour(launch: Launch, neighbour: Callable[[], None] | None) -> Callable[[int], None]:
     """One launch of the arm, followed by its neighbour if there is one."""
-    if neighbour is None:
-        return lambda i: launch(i) and None
-    beside = neighbour
 
     def enqueue(i: int) -> None:
         launch(i)
-        beside()
+        if neighbour is not None:
+            neighbour()
 
     return enqueue
 

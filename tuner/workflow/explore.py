@@ -106,11 +106,29 @@ def explore(run: Run, info: DeviceInfo, settings: ExploreSettings, progress: Pro
     with _measurer(run, info, target, settings, problem) as measurer:
         explorer = _Explorer(run, problem, target, usable, settings, Pace.of(info.kind, settings.quick), progress)
         standing = explorer.run_all(measurer, live=settings.record is None)
-    choice = choose(standing, replay=settings.record is not None)
-    choice["left_out"] = left_out
+        choice = choose(standing, replay=settings.record is not None)
+        choice["left_out"] = left_out
+        choice["slots"] = explorer.slots
+        if isinstance(measurer, LiveMeasurer):
+            _add_hashes(choice, problem, measurer)
     run.write_json("choice.json", choice)
     return choice
 
+
+def _add_hashes(choice: dict[str, Any], problem: Problem, measurer: LiveMeasurer) -> None:
+    """Note what each arm of the choice compiles to; a twin that does not compile is left out."""
+    choice["code_hashes"], choice["source_hashes"] = {}, {}
+    listed = [choice[name] for name in ("chosen", "default", "twin", "other")] + choice["vendors"] + choice["ceilings"]
+    for data in listed:
+        if data is None:
+            continue
+        arm = Arm.of(data["family"], data["kernel"], data["config"])
+        artifact = measurer.artifact(problem, arm)
+        if artifact is not None:
+            choice["code_hashes"][arm.key] = artifact.code_hash
+            choice["source_hashes"][arm.key] = artifact.source_hash
+        elif data is choice["twin"]:
+            choice["twin"] = None
 
 @contextmanager
 def _measurer(
@@ -150,6 +168,7 @@ class _Explorer:
         self._peak_bytes_per_us: float | None = None
         self._best_us: float | None = None
         self._waited_s = self._measured_s = 0.0
+        self.slots: int | None = None
 
     def run_all(self, measurer: Measurer, live: bool) -> Standing:
         """Ceilings, library forms, defaults, search, finalists."""
@@ -164,9 +183,11 @@ class _Explorer:
         opened = measurer.open(self._problem, self._settings.seed)
         if opened is not None:
             ring = opened.plan
+            self.slots = ring.slots
+            times, note = ring.distinct_bytes / ring.llc_bytes, f"; {ring.note}" if ring.note else ""
             self._progress.say(
-                f"rotation: {ring.slots} slots of {ring.slot_bytes / 1e6:,.2f} MB, {ring.distinct_bytes / ring.llc_bytes:.1f} "
-                f"times the last-level cache of {ring.llc_bytes / 1e6:,.1f} MB{'; ' + ring.note if ring.note else ''}"
+                f"rotation: {ring.slots} slots of {ring.slot_bytes / 1e6:,.2f} MB, {times:.1f} times the last-level "
+                f"cache of {ring.llc_bytes / 1e6:,.1f} MB{note}"
             )
         if self._problem.latency_bound:
             self._progress.say("latency-bound: under 2 MB of weights, launch cost decides more than memory")
@@ -224,11 +245,15 @@ class _Explorer:
         us, peak = outcome.median_us, self._peak_bytes_per_us
         if us is None or peak is None or self._usable[outcome.arm.family].role == "ceiling":
             return outcome
+        if self._target.backend == "host":  # the executor's read kernel is no ceiling of a CPU
+            return outcome
         share = outcome.problem.weight_bytes / us / peak
         if share <= OVERPEAK:
             return outcome
         reason = f"INVALID_OVERPEAK: {100 * share:.0f} % of the fastest read measured"
-        return Outcome(outcome.problem, outcome.arm, "invalid", reason, outcome.samples_us, outcome.receipt, outcome.cost)
+        return Outcome(
+            outcome.problem, outcome.arm, "invalid", reason, outcome.samples_us, outcome.receipt, outcome.cost
+        )
 
     def _note(self, outcome: Outcome) -> None:
         role = self._usable[outcome.arm.family].role

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 from tuner.arms import Arm, Value
 from tuner.errors import UsageError
@@ -93,7 +93,7 @@ class Search:
         config: dict[str, Value] = {}
         for parameter in space.parameters:
             name = _axis(space, parameter.name, self._spaces.values())
-            config[parameter.name] = trial.suggest_categorical(name, parameter.values)
+            config[parameter.name] = cast(Value, trial.suggest_categorical(name, parameter.values))
         return space.arm(config) if space.violated(config) is None else None
 
     def _past(self, arm: Arm, value: float) -> optuna.trial.FrozenTrial:
@@ -123,9 +123,9 @@ def check_sampler(name: str) -> None:
         raise UsageError(f"unknown sampler {name!r}; choose one of {', '.join(SAMPLERS)}")
 
 
-def _axis(space: Space, name: str, spaces: Iterator[Space] | object) -> str:
+def _axis(space: Space, name: str, spaces: Iterable[Space]) -> str:
     """One Optuna parameter for all families that give it the same values, else one of its own."""
-    values = {s.family: p.values for s in spaces for p in s.parameters if p.name == name}  # type: ignore[attr-defined]
+    values = {s.family: p.values for s in spaces for p in s.parameters if p.name == name}
     return name if len(set(values.values())) == 1 else f"{space.family}.{name}"
 
 
