@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Ceiling", "Hip"]
 
 # (block, loads in flight) of the flat reads, (block, loads in flight, workgroups a unit) of the grid-stride ones.
-_FLAT = ((128, 4), (256, 2), (256, 4), (512, 2), (512, 4), (1024, 2), (256, 8))
-_STRIDE = ((256, 4, 8), (512, 4, 4), (1024, 2, 2), (1024, 4, 2))
+_FLAT = ((128, 8), (256, 2), (256, 4), (256, 8), (512, 2), (512, 4), (512, 8))
+_STRIDE = ((256, 4, 8), (512, 4, 4), (1024, 2, 2))
 # On the host one thread a workgroup reads a long chunk: (loads in flight, passes).
 _HOST = ((16, 256), (32, 512), (8, 4096))
 

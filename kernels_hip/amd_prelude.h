@@ -14,6 +14,7 @@ typedef u32 word2 __attribute__((ext_vector_type(2)));
 typedef u32 word4 __attribute__((ext_vector_type(4)));
 
 #define UNROLLED _Pragma("unroll")
+#define ROLLED _Pragma("nounroll")
 // Dependent launch is NVIDIA's; no space offers it here.
 #define LAUNCH_DEPENDENTS(on)
 #define WAIT_FOR_INPUTS(on)

@@ -14,8 +14,10 @@
 #define DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(::coldtune::block->shared)
 #if defined(__clang__)
 #define UNROLLED _Pragma("unroll")
+#define ROLLED _Pragma("nounroll")
 #else
 #define UNROLLED _Pragma("GCC unroll 128")
+#define ROLLED _Pragma("GCC unroll 1")
 #endif
 
 typedef unsigned short u16;

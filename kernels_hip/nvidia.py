@@ -10,6 +10,8 @@ from kernels_hip.source import Compiled, Kernel
 from tuner.arms import Target, Value
 from tuner.errors import ArmCompileError, ToolchainError
 
+_OPTIONS = (b"--std=c++17", b"--ptxas-options=-v", b"-default-device")
+_FIRST_WITH_CACHE = (12, 9)
 INSTALL = "pip install 'cuda-core[cu13]'"
 
 
@@ -24,12 +26,10 @@ def compile_kernel(kernel: Kernel, target: Target) -> Compiled:
     text = source.unit(kernel, "cuda").encode()
     program = _take(nvrtc, nvrtc.nvrtcCreateProgram(text, b"kernel.cu", 0, [], []))
     try:
-        options = [
-            f"--gpu-architecture={target.arch}".encode(),
-            b"--std=c++17",
-            b"--ptxas-options=-v",
-            b"-default-device",
-        ]
+        options = [f"--gpu-architecture={target.arch}".encode(), *_OPTIONS]
+        if _version(nvrtc) >= _FIRST_WITH_CACHE:
+            # What comes from the driver's cache comes without a log.
+            options.append(b"--no-cache")
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = _text(nvrtc, program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         if int(status):

@@ -8,6 +8,7 @@ typedef uint2 word2;
 typedef uint4 word4;
 
 #define UNROLLED _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #define DYNAMIC_SHARED(type, name) extern __shared__ type name[]
 #define WAVES_HINT(waves)
 #define __shfl_xor(value, mask, width) __shfl_xor_sync(0xffffffffu, (value), (mask), (width))

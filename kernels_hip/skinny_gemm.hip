@@ -189,10 +189,15 @@ __device__ __forceinline__ void reduce(float (&value)[PADDED], int lane, int& fi
     const bool upper = (lane & OFFSET) != 0;
     float other[HALF];
     UNROLLED
-    for (int i = 0; i < HALF; ++i) other[i] = upper ? value[i] : value[HALF + i];
+    for (int i = 0; i < HALF; ++i) {
+      // Values, not places, are chosen: a place chosen while it runs would keep the sums in memory.
+      const float down = value[i], up = value[HALF + i];
+      other[i] = upper ? down : up;
+      value[i] = upper ? up : down;
+    }
     exchange(other, OFFSET);
     UNROLLED
-    for (int i = 0; i < HALF; ++i) value[i] = (upper ? value[HALF + i] : value[i]) + other[i];
+    for (int i = 0; i < HALF; ++i) value[i] += other[i];
     if (upper) first += HALF;
     reduce<HALF, OFFSET / 2>(value, lane, first);
   } else if constexpr (OFFSET > 0) {
@@ -308,6 +313,8 @@ extern "C" __global__ void __launch_bounds__(WARP * WARPS) WAVES_HINT(WAVES_PER_
   // Weights depend on no other launch, so the first of them are on their way before the wait.
   load_weights<FULL == 0>(w, place, 0);
   WAIT_FOR_INPUTS(PDL);
+  // Not unrolled, so that UNROLL and not the compiler decides how many loads are in flight.
+  ROLLED
   for (int pass = 0; pass < FULL; ++pass) {
     multiply<false>(sum, w, place, pass);
     if (pass + 1 < FULL) load_weights<false>(w, place, pass + 1);

@@ -262,9 +262,9 @@ def skinny_gemm_m1(activation, weight, output, partials, counters, K: tl.constex
 @triton.jit
 def skinny_gemm(activation, weight, output, partials, counters, M, COLUMNS: tl.constexpr, K: tl.constexpr,
                 N: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, SHARE: tl.constexpr,
-                VECTOR: tl.constexpr, WARPS: tl.constexpr, MATRIX_UNIT: tl.constexpr, BOUND_M: tl.constexpr, SPLIT_K: tl.constexpr,
-                EXCHANGE: tl.constexpr, STAGES: tl.constexpr, EVICT: tl.constexpr, MODIFIER: tl.constexpr,
-                PDL: tl.constexpr):  # fmt: skip
+                VECTOR: tl.constexpr, WARPS: tl.constexpr, MATRIX_UNIT: tl.constexpr, BOUND_M: tl.constexpr,
+                SPLIT_K: tl.constexpr, EXCHANGE: tl.constexpr, STAGES: tl.constexpr, EVICT: tl.constexpr,
+                MODIFIER: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """The product for M <= 8. Grid: (row blocks, SPLIT_K).
 
     COLUMNS activation rows are computed: M, where M is a constant; or 8, with BOUND_M, where the launch gives M; or as

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from run_double import CONFIG, VENDOR, begin, confirm, explored, finish, freeze
+from run_double import CONFIG, VENDOR, begin, confirm, explored, finish, freeze, protocol
 
 import tuner
 from tuner.errors import RefusedError, UsageError
 from tuner.store import Run
 from tuner.workflow import report
-from tuner.workflow.export import build, export, triton_source
+from tuner.workflow.export import build, export, route_of, triton_source
 
 
 def shown(run: Run) -> str:
@@ -244,3 +244,16 @@ def test_exit_codes(root: Path, verdict: str, outcome: str, wanted: bool, again:
 def test_exit_code_without_a_verdict() -> None:
     assert report.exit_code(None, False, False) == (0, "done")
     assert report.exit_code(None, True, False)[0] == 1
+
+
+def test_the_fastest_vendor_form_of_the_confirmation_is_taken(root: Path) -> None:
+    run = begin(root)
+    explored(run)
+    plain = protocol(run)
+    other = plain.arm("vendor-1").model_copy(update={"label": "vendor-2", "kernel": "linear.cpu.nk"})
+    frozen = freeze(run, arms=[*plain.arms, other])
+    found = confirm(run, "AMBIGUOUS", protocol_sha256=frozen.sha256)
+    second = found.arms[1].model_copy(update={"label": "vendor-2", "median_us": 11.0})
+    record, route, reason = route_of(frozen, found.model_copy(update={"arms": (*found.arms, second)}))
+    assert (record.label, route) == ("vendor-2", "vendor") and VENDOR in reason
+    assert route_of(frozen, found)[0].label == "vendor-1"

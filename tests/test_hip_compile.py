@@ -52,6 +52,17 @@ def test_the_default_and_its_twin_load_16_bytes_and_spill_nothing(target: Target
     assert twin.steps[0].args[-1] == Scalar("i32", 1)
 
 
+def test_the_sums_of_eight_activation_rows_stay_in_registers(target: Target) -> None:
+    eight = Problem(Shape.parse("8x4096x12288"), "bf16")
+    assert built(eight, target, rows=4).resources["spill_bytes"] == 0
+
+
+def test_unroll_decides_how_many_loads_are_in_flight(target: Target) -> None:
+    # One warp goes over K=4096 in 16 passes or more: the compiler must not unroll them by itself.
+    registers = [int(built(HEADLINE, target, warps=1, unroll=u).resources["registers"]) for u in (1, 4)]
+    assert registers[0] + 8 <= registers[1]
+
+
 def test_split_k_and_odd_sizes_compile_with_the_launch_that_they_need(target: Target) -> None:
     split = built(HEADLINE, target, split_k=4, rows=2)
     assert split.steps[0].grid == (6144, 4, 1)
@@ -206,8 +217,13 @@ def test_the_registers_in_a_cubin_are_those_that_ptxas_names(monkeypatch: pytest
     target = TARGETS["sm_90"]
     if Hip().missing(target):
         pytest.skip("no NVRTC")
-    logs = {}
-    monkeypatch.setattr(nvidia, "log_resources", lambda log, entry: logs.setdefault("log", log) and {})
+    logs: dict[str, str] = {}
+
+    def keep(log: str, entry: str) -> dict[str, Value]:
+        logs["log"] = log
+        return {}
+
+    monkeypatch.setattr(nvidia, "log_resources", keep)
     for arm in (*Hip().fixed(HEADLINE, target), *Ceiling().fixed(HEADLINE, target)[-1:]):
         logs.clear()
         found = build(HEADLINE, arm, target).resources

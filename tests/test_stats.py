@@ -94,6 +94,7 @@ def test_the_bootstrap_of_two_constant_processes_by_hand() -> None:
 @pytest.mark.parametrize("repeats", [1, 2, 3, 4, 6])
 def test_the_bootstrap_agrees_with_a_plain_loop(repeats: int) -> None:
     baseline, chosen = noisy(2, (3, 2, repeats), 1.02)
+    baseline[:, 1] *= 1.03  # blocks differ, so that drawing them matters
     found = stats.bootstrap_interval(baseline, chosen, 1, 0.9, 20_000)
     draw = random.Random(5)
     plain = []
@@ -190,6 +191,14 @@ def test_the_tie_set_holds_what_the_noise_cannot_tell_apart_and_prefers_in_the_f
 def test_arms_within_half_a_percent_tie_without_any_noise() -> None:
     samples = {"a": [1000.0] * 3, "b": [1004.9] * 3, "c": [1005.1] * 3}
     assert stats.tie_set(samples, {"a": (2,), "b": (1,), "c": (0,)}) == ["b", "a"]
+
+
+def test_of_two_equal_medians_the_preferred_one_is_the_best_whose_noise_counts() -> None:
+    samples = {"quiet": [10.0, 10.0, 10.0], "noisy": [9.0, 10.0, 11.0], "slow": [10.6, 10.6, 10.6]}
+    for order in (("quiet", "noisy", "slow"), ("noisy", "quiet", "slow")):
+        given_in = {arm: samples[arm] for arm in order}
+        assert stats.tie_set(given_in, {"noisy": (0,), "quiet": (1,), "slow": (2,)}) == ["noisy", "quiet", "slow"]
+        assert stats.tie_set(given_in, {"noisy": (1,), "quiet": (0,), "slow": (2,)}) == ["quiet", "noisy"]
 
 
 @settings(max_examples=50)

@@ -41,6 +41,10 @@ def check(run: Run) -> None:
         ("1x202x5", {"rows": 4, "num_stages": 2}),  # the pipelined loop with a tail
         ("1x704x2", {"unroll": 1}),  # 11 blocks: the loop that is not unrolled
         ("1x706x3", {"rows": 2}),  # the same with a tail
+        ("1x2576x3", {"rows": 16, "cpt": 16}),  # 256 weights a thread and block: no block ahead
+        ("1x202x5", {"rows": 2, "pdl": True}),  # dependent launch: one block before the wait
+        ("1x202x5", {"rows": 2, "pdl": True, "num_stages": 3}),  # three of four blocks before the wait
+        ("1x706x2", {"pdl": True, "num_stages": 3}),  # the first of many
         ("1x256x17", {"rows": 16, "warps": 2, "cache": "stream"}),
     ],
 )
@@ -55,9 +59,11 @@ def test_general_by_multiply_and_add(m: int, k: int, rows: int, stages: int) -> 
 
 
 @pytest.mark.parametrize("target", [CUDA, AMD], ids=lambda t: t.arch)
-@pytest.mark.parametrize(("shape", "warps"), [("1x128x16", 1), ("3x202x21", 2), ("8x96x5", 2)])
-def test_general_by_matrix_unit(target: Target, shape: str, warps: int) -> None:
-    run = Run(shape, config(m_spec=False, rows=16, warps=warps, num_stages=2), target)
+@pytest.mark.parametrize(
+    ("shape", "warps", "pdl"), [("1x128x16", 1, True), ("3x202x21", 2, False), ("8x96x5", 2, True)]
+)
+def test_general_by_matrix_unit(target: Target, shape: str, warps: int, pdl: bool) -> None:
+    run = Run(shape, config(m_spec=False, rows=16, warps=warps, num_stages=2, pdl=pdl), target)
     assert run.plan.constants["MATRIX_UNIT"]
     check(run)
 
@@ -72,6 +78,7 @@ def test_general_by_matrix_unit(target: Target, shape: str, warps: int) -> None:
         ("1x33x2", {"split_k": 4, "cpt": 1, "num_stages": 3}),
         ("3x202x5", {"split_k": 4, "m_spec": False, "rows": 2}),
         ("8x202x17", {"split_k": 2, "m_spec": False, "rows": 16, "warps": 2}),
+        ("1x330x3", {"split_k": 2, "pdl": True, "num_stages": 2}),
         ("1x202x5", {"split_k": 2, "m_spec": False, "rows": 2}),  # the general kernel as twin
     ],
 )

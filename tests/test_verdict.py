@@ -150,6 +150,16 @@ def test_a_second_vendor_that_turns_out_faster_is_the_one_to_beat() -> None:
     assert claim(verdict, "vendor-1").verdict == "FASTER"
 
 
+def test_the_worse_word_counts_before_the_lower_ratio() -> None:
+    samples = frame(protocol(), {"vendor-2": 26.5})
+    noisy = changed(samples, (samples["arm"] == "vendor-1") & (samples["repeat"] == 2), 1.05)
+    verdict = judged(protocol(), noisy)
+    assert (verdict.primary.baseline, verdict.primary.verdict) == ("vendor-1", "AMBIGUOUS")
+    assert claim(verdict, "vendor-2").verdict == "FASTER"
+    both = judged(protocol(), samples)
+    assert (both.primary.baseline, both.primary.verdict) == ("vendor-2", "FASTER")
+
+
 def test_without_a_vendor_the_baseline_is_alone_and_the_twin_is_secondary() -> None:
     instrument = {**protocol().instrument.model_dump(), "asymptotic_bytes_per_us": None}
     frozen = protocol(("chosen", "again", "default", "twin"), instrument=instrument)
@@ -222,11 +232,11 @@ def test_an_outlier_is_labelled_kept_and_judged_with_and_without() -> None:
     frozen = protocol()
     samples = frame(frozen)
     row = (samples["arm"] == "vendor-1") & (samples["neighbour"] == "plain") & (samples["process"] == 2)
-    row &= (samples["cycle"] == 1) & (samples["block"] == 1) & (samples["repeat"] == 0)
+    row &= (samples["cycle"] == 1) & (samples["block"] == 0) & (samples["repeat"] == 1)
     verdict = judged(frozen, changed(samples, row, 1.5))
     assert gate(verdict, "outliers").status == "pass"
     (one,) = verdict.outliers
-    assert (one.arm, one.neighbour, one.process, one.cycle, one.block, one.repeat) == ("vendor-1", "plain", 2, 1, 1, 0)
+    assert (one.arm, one.neighbour, one.process, one.cycle, one.block, one.repeat) == ("vendor-1", "plain", 2, 1, 0, 1)
     assert one.times_median == pytest.approx(1.5, abs=0.01)
     assert verdict.primary.verdict == verdict.primary.without_outliers == "FASTER"
 

@@ -80,16 +80,24 @@ def interpreted(module: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _interpreted_language() -> Iterator[None]:
-    """`tl.sum`, `tl.zeros` and their like are kernels' helpers themselves; have them interpreted for a while."""
-    compiled = {
+    """Have `tl.sum`, `tl.zeros` and their like, which are compiled as kernels are, interpreted for a while.
+
+    Dependent launch is left out: programs run one after another, and no launch is in front.
+    """
+    compiled: dict[tuple[ModuleType, str], Any] = {
         (module, name): member
         for module in (tl, tl.standard)
         for name, member in vars(module).items()
         if isinstance(member, JITFunction) and not name.startswith("_")
     }
+    for name in ("gdc_wait", "gdc_launch_dependents"):
+        compiled[tl.extra.cuda, name] = getattr(tl.extra.cuda, name)
     try:
         for (module, name), member in compiled.items():
-            setattr(module, name, interpreter.InterpretedFunction(member.fn))
+            if module is tl.extra.cuda:
+                setattr(module, name, lambda: None)
+            else:
+                setattr(module, name, interpreter.InterpretedFunction(member.fn))
         yield
     finally:
         for (module, name), member in compiled.items():

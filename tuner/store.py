@@ -195,7 +195,15 @@ class Packing(BaseModel):
 
 
 class Evidence(BaseModel):
-    """Why the config may be believed; a ratio is baseline / chosen."""
+    """Why the config may be believed: the primary claim. A ratio is baseline / chosen.
+
+    Attributes:
+        median_us: Of the claim's chosen arm, also on route `vendor`.
+        baseline_median_us: Of the frozen baseline.
+        attempt: Number of the confirmation in its run.
+        attempts: Confirmations begun for this device and shape by then.
+        rehearsal: Measured on host, so no GPU result.
+    """
 
     model_config = _Record.model_config
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 # No kernel that torch or a library launches comes near so many arguments; a guard against reading on for ever.
+# CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE: how a list of tags names a buffer of arguments.
+_BUFFER_POINTER, _BUFFER_SIZE, _MAX_TAGS = 1, 2, 4
 _MAX_ARGUMENTS = 4096
 
 
@@ -156,7 +158,8 @@ def _kernel(handle: Any, sizes: dict[int, tuple[int, ...]]) -> Node:
         sizes[key] = _argument_sizes(function, is_kernel)
     grid = (int(params.gridDimX), int(params.gridDimY), int(params.gridDimZ))
     block = (int(params.blockDimX), int(params.blockDimY), int(params.blockDimZ))
-    return Node(name, _words(int(params.kernelParams or 0), sizes[key]), grid, block)
+    words = _words(int(params.kernelParams or 0), sizes[key]) or _buffer_words(int(params.extra or 0))
+    return Node(name, words, grid, block)
 
 
 def _name(function: Any, is_kernel: bool) -> str:
@@ -190,6 +193,22 @@ def _words(address: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
         if pointer:
             words.extend(aligned_words(ctypes.string_at(pointer, size)))
     return tuple(words)
+
+
+def _buffer_words(address: int) -> tuple[int, ...]:
+    """Words of arguments that were given as one buffer: `address` is the node's own list of tags and pointers."""
+    if address == 0:
+        return ()
+    found: dict[int, int] = {}
+    for place in range(_MAX_TAGS):
+        tag, value = (ctypes.c_void_p * 2).from_address(address + 16 * place)
+        if not tag or not value:
+            break
+        found[tag] = value
+    if _BUFFER_POINTER not in found or _BUFFER_SIZE not in found:
+        return ()
+    size = ctypes.c_size_t.from_address(found[_BUFFER_SIZE]).value
+    return aligned_words(ctypes.string_at(found[_BUFFER_POINTER], size))
 
 
 def _first_line(error: BaseException) -> str:

@@ -74,7 +74,8 @@ def torch_fault(error: RuntimeError, doing: str) -> DeviceFaultError | None:
     text = str(error)
     code = getattr(error, "error_code", None)
     if not isinstance(code, int) or code not in _WORDS:
-        code = next((number for words, number in _TEXTS.items() if words in text), None)
+        # Only the first line says what happened: below it torch advises on device-side assertions in any case.
+        code = next((number for words, number in _TEXTS.items() if words in text.strip().partition("\n")[0]), None)
     if code is None and not any(mark in text for mark in ("CUDA error", "CUDA driver error", "CUBLAS_STATUS")):
         return None
     first_line = text.strip().splitlines()[0][:160] if text.strip() else type(error).__name__

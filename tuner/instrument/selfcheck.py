@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WARM_SPEEDUP = 1.3
 HALF_TOLERANCE = 0.01
+SHORT_TOLERANCE = 0.05
+SHORT_US = 5.0
 HOST_TOLERANCE = 0.30
 EMPTY_LIMIT_US = 2.0
 PROBE_K = 4096
@@ -54,7 +56,9 @@ def halves_agree(session: Session, family: Family, artifact: Artifact) -> list[C
     count = session.rotation.count
     full, again = (_median_us(session, family, artifact, count) for _ in range(2))
     noise = abs(again / full - 1)
-    floor = HOST_TOLERANCE if session.device.info.kind == "host" else HALF_TOLERANCE
+    floor = SHORT_TOLERANCE if full < SHORT_US else HALF_TOLERANCE
+    if session.device.info.kind == "host":
+        floor = HOST_TOLERANCE
     twin = Check(
         "A/A in one process",
         _timed(session.device, noise <= floor),

@@ -165,7 +165,7 @@ def reserve_bytes(problem: Problem) -> int:
 
 
 def tape_places(problem: Problem, ring: rotation.RotationPlan, timer: TimerSettings) -> int:
-    """Places on the tape: enough for the longest timed unit that the fastest thinkable arm needs, in whole rotations."""
+    """Places on the tape, in whole rotations: enough for the timed unit of the fastest thinkable arm."""
     least = math.ceil(timer.min_launches / ring.slots) * ring.slots
     fastest_us = FASTEST_LAUNCH_US + ring.slot_bytes / FASTEST_BYTES_PER_US
     wanted = math.ceil(timer.min_window_us / fastest_us / ring.slots) * ring.slots

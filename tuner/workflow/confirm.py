@@ -18,7 +18,7 @@ from tuner.errors import ColdtuneError, MachineError, RefusedError
 from tuner.files import atomic_write
 from tuner.pool import CompilePool, default_size
 from tuner.problem import Problem, Shape
-from tuner.protocol import Protocol, Verdict, load, data_seed, order
+from tuner.protocol import Protocol, Verdict, data_seed, load, order
 from tuner.store import Run, versions
 from tuner.verdict import judge
 from tuner.worker import TrialError, Worker

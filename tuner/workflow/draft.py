@@ -224,10 +224,10 @@ def _exclusions(kind: str) -> tuple[str, ...]:
         *EXCLUSIONS,
         f"a claim is AMBIGUOUS if the repeats of one of its arms spread (p95 - p5) over {limits.spread:.0%} "
         f"({limits.spread_fast:.0%} under {FAST_US:g} us), if one drifts over {limits.drift:.0%} between the halves of "
-        "its processes, if the chosen arm differs from itself by over half the margin with an interval that excludes 1, "
-        f"or if over {UNSTABLE_SHARE:.0%} of all repeats are over {OUTLIER} times their block's median",
-        f"a confirmation is VOID if samples are missing, doubled or out of the frozen order{peak}, or if an integrity gate "
-        "of the confirmation is broken",
+        "its processes, if the chosen arm differs from itself by over half the margin with an interval that excludes "
+        f"1, or if over {UNSTABLE_SHARE:.0%} of all repeats are over {OUTLIER} times their block's median",
+        f"a confirmation is VOID if samples are missing, doubled or out of the frozen order{peak}, or if an integrity "
+        "gate of the confirmation is broken",
     )
 
 

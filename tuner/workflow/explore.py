@@ -23,6 +23,7 @@ from tuner.workflow.progress import Progress
 from tuner.workflow.search import Search, check_sampler
 
 FINALISTS = 8
+QUICK_FORMS = 4
 ASYMPTOTIC_BYTES = 800_000_000
 OVERPEAK = 1.02
 
@@ -293,12 +294,14 @@ class _Explorer:
     def _asymptotic(self, measurer: Measurer) -> list[Outcome]:
         """The ceiling sweep on at least 800 MB in one launch: what the memory gives when nothing starts or ends.
 
-        It comes first: no arm of any shape may be faster than this.
+        It comes first: no arm of any shape may be faster than this. `--quick` takes the first arm of each launch form.
         """
         shape = self._problem.shape
         times = max(1, -(-ASYMPTOTIC_BYTES // self._problem.weight_bytes))
         large = Problem(Shape(1, shape.k, shape.n * times), self._problem.weights)
         arms = [a for f in self._usable.values() if f.role == "ceiling" for a in f.fixed(large, self._target)]
+        if self._settings.quick:
+            arms = list({str(arm.config.get("pdl", False)): arm for arm in reversed(arms)}.values())
         missing = [arm for arm in arms if (str(large.shape), large.weights, arm) not in self._memo]
         try:
             for arm in missing:
@@ -341,7 +344,8 @@ class _Explorer:
         arms += [o.arm for o in by_role["candidate"] if o.arm in set(self._fixed())]
         for family in {o.arm.family for o in by_role["candidate"]}:
             arms.append(next(o.arm for o in by_role["candidate"] if o.arm.family == family))
-        arms += [o.arm for o in by_role["baseline"]] + best_by_form(by_role["ceiling"])
+        forms = by_role["baseline"][:QUICK_FORMS] if self._settings.quick else by_role["baseline"]
+        arms += [o.arm for o in forms] + best_by_form(by_role["ceiling"])
         return sorted(dict.fromkeys(arms), key=lambda arm: arm.key)
 
     def _say_wait(self) -> None:

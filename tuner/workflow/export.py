@@ -112,7 +112,12 @@ def route_of(protocol: Protocol, verdict: Verdict) -> tuple[ArmRecord, str, str]
         return chosen, "arm", f"FASTER than {_arm(baseline)}: {found}"
     why = f"; {'; '.join(claim.reasons)}" if claim.reasons else ""
     reason = f"the chosen arm does not beat {_arm(baseline)}: {claim.verdict}, {found}{why}"
-    return baseline, "vendor" if baseline.family == "vendor" else "arm", reason
+    if baseline.role != "vendor":
+        return baseline, "arm", reason
+    # A claim must hold against every vendor form, so the frozen baseline need not be the fastest of them.
+    medians = {arm.label: arm.median_us for arm in verdict.arms}
+    vendors = [record for record in protocol.arms if record.role == "vendor" and record.label in medians]
+    return min(vendors, key=lambda record: medians[record.label]), "vendor", reason
 
 
 def triton_source(best: Best) -> str:
