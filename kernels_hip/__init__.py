@@ -49,7 +49,7 @@ class _Compiled:
 
 
 class Hip(_Compiled):
-    """Hand-written HIP kernels. The default, and at M=1 its general twin, are always measured."""
+    """Hand-written HIP kernels."""
 
     name = "hip"
     role: Role = "candidate"
@@ -59,12 +59,8 @@ class Hip(_Compiled):
         return (operation.space(self.name, problem, target),)
 
     def fixed(self, problem: Problem, target: Target) -> tuple[Arm, ...]:
-        """The default arm, and at M=1 its twin: the same config with m_spec off."""
-        space = self.spaces(problem, target)[0]
-        default = space.arm(space.default)
-        if not space.default["m_spec"]:
-            return (default,)
-        return (default, space.arm({**space.default, "m_spec": False}))
+        """The default arm, at M=1 its twin (the same config with m_spec off), and arms known to be good."""
+        return operation.fixed(self.spaces(problem, target)[0])
 
 
 class Ceiling(_Compiled):

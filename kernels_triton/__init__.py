@@ -27,10 +27,7 @@ class Triton:
             return "Triton arms cannot be timed on host: the interpreter is no kernel"
         if importlib.util.find_spec("triton") is None:
             if target.backend == "hip":
-                return (
-                    "Triton is not installed; it comes with a ROCm build of torch, for example: "
-                    "pip install torch --index-url https://download.pytorch.org/whl/rocm6.4"
-                )
+                return "Triton is not installed; it comes with PyTorch's own builds for ROCm: install one of those"
             return "Triton is not installed; install it with: pip install 'triton>=3.5'"
         return None
 
@@ -39,12 +36,8 @@ class Triton:
         return (operation.space(self.name, problem, target),)
 
     def fixed(self, problem: Problem, target: Target) -> tuple[Arm, ...]:
-        """The default arm, and at M=1 its twin: the same config with m_spec off."""
-        space = self.spaces(problem, target)[0]
-        default = space.arm(space.default)
-        if not space.default["m_spec"]:
-            return (default,)
-        return (default, space.arm({**space.default, "m_spec": False}))
+        """The default arm, at M=1 its twin (the same config with m_spec off), and arms known to be good."""
+        return operation.fixed(self.spaces(problem, target)[0])
 
     def build(self, problem: Problem, arm: Arm, target: Target) -> Artifact:
         """Compile an arm; see `kernels_triton.build.build`."""

@@ -11,12 +11,13 @@ What each shared parameter becomes in layout `nk` (weights are N rows of K):
 | `unroll`  | see `cpt`                                        | loads of one row that are in flight together    |
 | `m_spec`  | kernel specialised to M=1, or for M <= 8        | the same                                        |
 
-Triton chooses the width of its loads itself; the width that is found in the compiled code is in the receipt.
+Triton chooses the width of its loads itself; the width that is found in the compiled code is in the receipt. Its
+`num_stages` is the depth of the K loop's pipeline or, with `pdl` and a short loop, the blocks loaded before the wait.
 """
 
 from __future__ import annotations
 
-from tuner.arms import Config, Target, Value
+from tuner.arms import Arm, Config, Target, Value
 from tuner.problem import Problem
 from tuner.space import Constraint, Parameter, Space
 
@@ -70,9 +71,40 @@ _DEFAULTS: dict[tuple[str, str], dict[str, Value]] = {
     ("triton", "cuda"): {"rows": 1, "warps": 4, "unroll": 2, "cpt": 8},
     ("triton", "hip"): {"rows": 1, "warps": 4, "unroll": 2, "cpt": 8},
     ("hip", "cuda"): {"rows": 1, "warps": 8, "unroll": 2, "cpt": 8},
-    ("hip", "hip"): {"rows": 1, "warps": 4, "unroll": 2, "cpt": 8},
+    ("hip", "hip"): {"rows": 1, "warps": 4, "unroll": 4, "cpt": 8},
     ("hip", "host"): {"rows": 8, "warps": 1, "unroll": 1, "cpt": 16},
 }
+# Above M=1 each row of weights meets several rows of activations, so rows are shared, or go to the matrix unit.
+_DEFAULTS_ABOVE_M1: dict[tuple[str, str], dict[str, Value]] = {
+    ("triton", "cuda"): {"rows": 16, "warps": 2, "unroll": 1, "cpt": 4, "num_stages": 3},
+    ("triton", "hip"): {"rows": 16, "warps": 4, "unroll": 1, "cpt": 4, "num_stages": 2},
+    ("hip", "cuda"): {"rows": 4, "warps": 4, "unroll": 1, "cpt": 8},
+    ("hip", "hip"): {"rows": 4, "warps": 4, "unroll": 1, "cpt": 8},
+    ("hip", "host"): {"rows": 8, "warps": 1, "unroll": 1, "cpt": 16},
+}
+# Arms that were among the best before on a kind of target; they are measured whatever the search proposes.
+_KNOWN_GOOD: dict[tuple[str, str], tuple[dict[str, Value], ...]] = {
+    ("triton", "cuda"): (
+        {"rows": 1, "warps": 4, "unroll": 2, "cpt": 2, "cache": "stream", "pdl": True},
+        {"rows": 4, "warps": 8, "unroll": 1, "cpt": 8, "cache": "stream", "pdl": True, "num_stages": 2},
+    ),
+    ("hip", "cuda"): (
+        {"rows": 1, "warps": 4, "unroll": 2, "cpt": 2, "cache": "stream"},
+        {"rows": 1, "warps": 8, "unroll": 2, "cpt": 8, "cache": "stream", "pdl": True},
+    ),
+    ("triton", "hip"): ({"rows": 1, "warps": 1, "unroll": 4, "cpt": 8},),
+    ("hip", "hip"): ({"rows": 1, "warps": 1, "unroll": 4, "cpt": 8},),
+}
+
+
+def fixed(space: Space) -> tuple[Arm, ...]:
+    """Arms of a space that are always measured: the default, at M=1 its general twin, and those known to be good."""
+    configs: list[Config] = [space.default]
+    if space.default["m_spec"]:
+        configs.append({**space.default, "m_spec": False})
+        known = _KNOWN_GOOD.get((space.family, space.target.backend), ())
+        configs += [{**space.default, **{k: v for k, v in c.items() if k in space.default}} for c in known]
+    return tuple(dict.fromkeys(space.arm(config) for config in configs if space.violated(config) is None))
 
 
 def block_k(config: Config, warp: int) -> int:
@@ -115,7 +147,7 @@ def space(family: str, problem: Problem, target: Target) -> Space:
 
 
 def _default(family: str, problem: Problem, target: Target, parameters: list[Parameter]) -> dict[str, Value]:
-    chosen = _DEFAULTS[family, target.backend]
+    chosen = (_DEFAULTS if problem.shape.m == 1 else _DEFAULTS_ABOVE_M1)[family, target.backend]
     width = int(chosen["cpt"])
     while problem.shape.k % width:
         width //= 2
