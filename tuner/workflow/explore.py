@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner import registry
 from tuner.arms import Arm, Family, Target
-from tuner.devices import target_of
+from tuner.devices import device_lock, target_of
 from tuner.devices.base import DeviceInfo
 from tuner.errors import MachineError, UsageError
 from tuner.problem import Problem, Shape
@@ -138,7 +138,10 @@ def _measurer(
     if settings.record is not None:
         yield ReplayMeasurer(read_trials(record_file(settings.record)).trials, [problem])
         return
-    with LiveMeasurer(info, target, settings.neighbour, settings.plugin_text, run.path, settings.timeout_s) as live:
+    with (
+        device_lock(info),
+        LiveMeasurer(info, target, settings.neighbour, settings.plugin_text, run.path, settings.timeout_s) as live,
+    ):
         yield live
 
 

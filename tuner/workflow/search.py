@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import optuna
 
 SAMPLERS = ("tpe", "random", "grid")
-MAX_MISSES = 400
+MAX_MISSES = 40
 _FAILED_FACTOR = 10.0
 
 
@@ -35,6 +35,7 @@ class Search:
         self._seen: set[Arm] = set()
         self._source = self._model(sampler, seed) if sampler == "tpe" else None
         self._walk = self._listing(sampler, seed) if sampler != "tpe" else iter(())
+        self._rest = self._listing("random", seed)
         self._open: dict[Arm, optuna.trial.Trial] = {}
         self._worst_us = 1.0
         self._allowed: set[Arm] | None = None
@@ -58,7 +59,8 @@ class Search:
                 self._open[arm] = trial
                 return arm
             self._source.tell(trial, state=_fail_state())
-        return next((arm for arm in self._listing("grid", 0) if self._new(arm)), None)
+        # The sampler finds nothing new any more: the rest of the space, or of the record, in a drawn order.
+        return next((arm for arm in self._rest if self._new(arm)), None)
 
     def tell(self, arm: Arm, median_us: float | None) -> None:
         """Report a time, or None for an arm that failed. Arms that were never asked for are taught as well."""
