@@ -150,7 +150,7 @@ def tune(
         plugin=None if plugin is None else plugin.resolve(),
     )
     order = Order(
-        parsed, parse_weights(weights), device, settings, not no_confirm, llc_bytes, _runs(ctx, runs), tuple(sys.argv)
+        parsed, parse_weights(weights), device, settings, not no_confirm, llc_bytes, _runs(ctx, runs), ("tune", *sys.argv[1:])
     )
     return _begin(order, wanted, as_json)
 
