@@ -150,7 +150,14 @@ def tune(
         plugin=None if plugin is None else plugin.resolve(),
     )
     order = Order(
-        parsed, parse_weights(weights), device, settings, not no_confirm, llc_bytes, _runs(ctx, runs), ("tune", *sys.argv[1:])
+        parsed,
+        parse_weights(weights),
+        device,
+        settings,
+        confirm=not no_confirm,
+        llc_bytes=llc_bytes,
+        runs=_runs(ctx, runs),
+        argv=("tune", *sys.argv[1:]),
     )
     return _begin(order, wanted, as_json)
 
