@@ -106,14 +106,14 @@ def test_no_correct_candidate_is_said_with_reasons(tmp_path: Path) -> None:
         return trial
 
     run = replay(tmp_path / "runs", edited(tmp_path, fail_all), trials=5)
-    with pytest.raises(MachineError, match="no candidate arm is correct.*runtime: planted"):
+    with pytest.raises(MachineError, match=r"no candidate arm is correct.*runtime: planted"):
         finish(run)
 
 
 def test_a_record_of_another_shape_is_refused(tmp_path: Path) -> None:
     order = Order(Shape(1, 64, 48), ("bf16",), None, ExploreSettings(record=RECORD), runs=tmp_path)
     run, info = begin(order, Silent())
-    with pytest.raises(UsageError, match="has no trials of 1x64x48 bf16; it has .*1x4096x12288 bf16"):
+    with pytest.raises(UsageError, match=r"has no trials of 1x64x48 bf16; it has .*1x4096x12288 bf16"):
         walk(run, info, Silent())
 
 

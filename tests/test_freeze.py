@@ -245,6 +245,23 @@ def test_an_edited_draft_is_frozen_as_edited(run: Run, tmp_path: Path) -> None:
     assert "edited by a person" in run.file("protocol.md").read_text()
 
 
+def test_an_edited_draft_takes_the_place_of_the_tools_until_a_confirmation_begins(run: Run, tmp_path: Path) -> None:
+    step.freeze(run)
+    mine = step.freeze(run, draft_file=edited_file(run, tmp_path, question="Mine?"))
+    assert load(run.file("protocol.json")) == mine and mine.question == "Mine?"
+    with pytest.raises(RefusedError, match="never replaced"):
+        step.freeze(run, draft_file=edited_file(run, tmp_path, question="Another?"))
+    assert load(run.file("protocol.json")) == mine
+
+
+def test_no_draft_is_taken_once_a_confirmation_has_begun(run: Run, tmp_path: Path) -> None:
+    first = step.freeze(run)
+    run.next_confirm()
+    with pytest.raises(RefusedError, match="never replaced"):
+        step.freeze(run, draft_file=edited_file(run, tmp_path, question="Mine?"))
+    assert load(run.file("protocol.json")) == first
+
+
 def test_an_unedited_draft_stays_the_tools_whatever_it_says_of_itself(run: Run, tmp_path: Path) -> None:
     path = edited_file(run, tmp_path, drafted_by_tool=False)
     data = {"protocol": json.loads(path.read_text()), "sha256": "of no interest"}

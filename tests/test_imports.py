@@ -1,4 +1,4 @@
-"""The direction of imports: cli -> workflow -> {instrument, protocol, ...} -> {arms, problem, devices}, never upward."""
+"""The direction of imports: cli, workflow, then instrument and protocol, then arms, problem and devices."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -38,12 +39,17 @@ class _Job:
 
 
 def compile_handler(target: Target, plugin: str | None, cache_dir: str) -> Handler:
-    """What a compile process answers: the artifact of a (problem, arm)."""
+    """What a compile process answers: the artifact of a (problem, arm), and the seconds that it took."""
     os.environ["TRITON_CACHE_DIR"] = cache_dir
+    # What a killed compiler leaves behind lies in the run folder, not in the system's.
+    scratch = Path(cache_dir) / "tmp"
+    scratch.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
     from tuner.registry import build
 
-    def handle(request: tuple[Problem, Arm]) -> Artifact:
-        return build(request[0], request[1], target, plugin)
+    def handle(request: tuple[Problem, Arm]) -> tuple[Artifact, float]:
+        began = time.monotonic()
+        return build(request[0], request[1], target, plugin), time.monotonic() - began
 
     return handle
 
@@ -139,8 +145,9 @@ class CompilePool:
                 child.kill()
                 self._children.remove(child)
         else:
-            self._times_s.append(took_s)
-            built = Built(job.arm, answer, "correct", None, took_s)
+            artifact, compile_s = answer
+            self._times_s.append(compile_s)
+            built = Built(job.arm, artifact, "correct", None, compile_s)
         self._done[job.problem, job.arm] = built
 
 

@@ -1,7 +1,7 @@
-"""The conformance suite: what any family of kernels must keep, this project's own and a stranger's.
+"""The conformance suite: what any family of kernels must keep.
 
-`check_contract` needs no device, only the compilers that the family uses. `check_arms` runs arms on an opened device and
-holds them to the same gate and tape that `tune` uses, so there is no second idea of what is right.
+`check_contract` needs no device, only the compilers that the family uses. `check_arms` runs arms on an opened device
+and holds them to the same gate and tape that `tune` uses, so there is no second idea of what is right.
 """
 
 from __future__ import annotations

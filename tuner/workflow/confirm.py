@@ -14,7 +14,7 @@ from tuner import ledger
 from tuner.arms import Arm, Artifact
 from tuner.devices import choose, device_lock, target_of
 from tuner.devices.base import DeviceInfo
-from tuner.errors import ColdtuneError, MachineError, RefusedError
+from tuner.errors import ColdtuneError, MachineError, RefusedError, UsageError
 from tuner.files import atomic_write
 from tuner.pool import CompilePool, default_size
 from tuner.problem import Problem, Shape
@@ -63,7 +63,12 @@ def confirm(run: Run, progress: Progress, replicate: bool = False) -> Verdict:
         MachineError: The device or its memory cannot.
     """
     protocol = load(run.file("protocol.json"))
-    info = _device(protocol, replicate)
+    if run.info.settings.get("record") is not None:
+        raise UsageError(
+            f"run {run.name} replays a record, and a replay holds no fresh data to confirm on; "
+            f"explore on a device: tune --shape {protocol.shape}"
+        )
+    info = _device(protocol, replicate, run.info.settings.get("llc_bytes"))
     with CompilePool(default_size(target_of(info).backend), target_of(info), run.info.plugin, run.path) as pool:
         artifacts = _build(protocol, pool)
     _refuse_other(protocol, info, artifacts, replicate, run.info.plugin)
@@ -88,11 +93,13 @@ def confirm(run: Run, progress: Progress, replicate: bool = False) -> Verdict:
     return verdict
 
 
-def _device(protocol: Protocol, replicate: bool) -> DeviceInfo:
+def _device(protocol: Protocol, replicate: bool, llc_bytes: int | None) -> DeviceInfo:
+    """The frozen device, or with `replicate` any of its architecture; `llc_bytes` as it was given to exploration."""
     frozen = protocol.device
     if frozen["kind"] == "host":
-        return choose("host", frozen["llc_bytes"])
-    return choose(frozen["arch"] if replicate else frozen["uuid"] or f"{frozen['kind']}:{frozen['index']}")
+        return choose("host", llc_bytes)
+    where = frozen["arch"] if replicate else frozen["uuid"] or f"{frozen['kind']}:{frozen['index']}"
+    return choose(where, llc_bytes)
 
 
 def _build(protocol: Protocol, pool: CompilePool) -> dict[str, Artifact]:

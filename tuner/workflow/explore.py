@@ -131,6 +131,7 @@ def _add_hashes(choice: dict[str, Any], problem: Problem, measurer: LiveMeasurer
         elif data is choice["twin"]:
             choice["twin"] = None
 
+
 @contextmanager
 def _measurer(
     run: Run, info: DeviceInfo, target: Target, settings: ExploreSettings, problem: Problem

@@ -132,16 +132,17 @@ def _write(run: Run, protocol: Protocol) -> Protocol:
     path = run.file("protocol.json")
     if path.exists():
         frozen = load(path)
-        if frozen.sha256 != protocol.sha256:
+        replaceable = not protocol.drafted_by_tool and frozen.drafted_by_tool and not run.confirmations()
+        if frozen.sha256 != protocol.sha256 and not replaceable:
             raise RefusedError(
                 f"run {run.name} has another protocol frozen already (sha256 {frozen.sha256[:16]}, this one is "
-                f"{protocol.sha256[:16]}), and a frozen protocol is never replaced. To ask another question start a "
-                f"new run: tune --shape {run.info.shape} --no-confirm"
+                f"{protocol.sha256[:16]}), and a frozen protocol is never replaced, but for the tool's own draft "
+                f"before any confirmation. To ask another question start a new run: "
+                f"tune --shape {run.info.shape} --no-confirm"
             )
     # The page first: a protocol counts as frozen once the JSON is there.
     atomic_write(run.file("protocol.md"), render_markdown(protocol).encode())
-    if not path.exists():
-        save(protocol, path)
+    save(protocol, path)
     return protocol
 
 
