@@ -6,6 +6,7 @@ import errno
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -452,13 +453,8 @@ def test_an_interrupt_says_what_is_kept_and_leaves_no_child(tmp_path: Path, numb
     assert len(Run.open("latest").trials()) == 3
 
 
-def test_quick_commands_are_quick(tmp_path: Path) -> None:
-    run_double.finish(tmp_path / "runs")
-    for arguments in (["--help"], ["ls"], ["show"]):
-        seconds = []
-        for _ in range(3):
-            start = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "tuner", *arguments], check=True, capture_output=True, timeout=60)
-            seconds.append(time.perf_counter() - start)
-        # 0.6 s is the promise; a loaded machine gets twice that before this fails.
-        assert min(seconds) < 1.2, (arguments, seconds)
+def test_version_is_said_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"coldtune \d+\.\d+\.\d+\n", capsys.readouterr().out)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tuner", "kernels_triton", "kernels_hip", "kernels_vendor", "search_spaces")
@@ -25,7 +21,6 @@ LAYERS = (
     ("tuner.__main__", "tuner"),
 )
 KERNELS_MAY = ("tuner.arms", "tuner.space", "tuner.problem", "tuner.formats", "tuner.errors")
-HEAVY = ("torch", "triton", "pandas", "scipy", "optuna", "numpy", "plotly", "pyarrow")
 
 
 def modules() -> dict[str, Path]:
@@ -109,16 +104,3 @@ def test_there_are_no_circles() -> None:
 def test_only_files_are_read_with_pydantic() -> None:
     users = {name for name, path in modules().items() if any(t.split(".")[0] == "pydantic" for t in imports(path))}
     assert users <= {"tuner.store", "tuner.protocol"}
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["ls"], ["show"]])
-def test_quick_commands_load_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
-    code = (
-        "import sys\nsys.argv = ['tune', *sys.argv[1:]]\nfrom tuner.cli import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
-    )
-    assert done.stderr.strip().splitlines()[-1] == "[]", done.stderr

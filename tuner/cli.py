@@ -50,6 +50,14 @@ PluginOption = Annotated[
 WeightsOption = Annotated[str, typer.Option("--weights", metavar="FORMATS", help="Weight formats, joined by commas.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"coldtune {version('coldtune')}")
+        raise typer.Exit
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -104,6 +112,9 @@ def tune(
         str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run where it stopped.")
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_version, is_eager=True)
+    ] = False,
 ) -> int:
     """Tune a decode kernel for one shape, and confirm the result on data that the search never saw."""
     given = _given(ctx)

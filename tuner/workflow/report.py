@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tuner.store import Trial
     from tuner.workflow.tune import Outcome
 
+RECORD = "bench/results/h200/1x4096x12288"
 BEST_SHOWN = 10
 REHEARSAL = "REHEARSAL ON HOST: real measurements of this CPU, but nothing here is a GPU result"
 
@@ -175,7 +176,7 @@ def next_step(run: Run, outcome: Outcome) -> str:
             f"nothing is exported on a VOID confirmation; put right what the gates say, then tune confirm {run.path}"
         )
     if _rehearsal(run) and run.info.settings.get("record") is None:
-        lines.append("to walk a recorded GPU run instead: tune --shape 1x4096x12288 --simulate RECORD")
+        lines.append(f"to walk a recorded GPU run instead, from a clone: tune --shape 1x4096x12288 --simulate {RECORD}")
     return "\n".join(lines)
 
 
