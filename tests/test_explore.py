@@ -150,6 +150,25 @@ def test_search_proposes_each_valid_arm_once_and_the_same_for_the_same_seed(samp
         assert first != proposals(4)
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_search_without_a_space_proposes_nothing(sampler: str) -> None:
+    assert Search(sampler, [], 1).ask() is None
+
+
+def test_no_compiler_is_said_with_the_line_that_installs_it(tmp_path: Path) -> None:
+    environment = {**os.environ, "COLDTUNE_STATE": str(tmp_path / "state"), "PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "tuner", "--shape", "1x64x48", "--device", "host", "--quick"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 4
+    last = done.stderr.strip().splitlines()[-1]
+    assert (
+        last.startswith("tune: no kernel can be built for")
+        and "hip: no C++ compiler; install one: apt-get install g++" in last
+    )
+
+
 def test_kill_9_half_way_loses_no_trial_and_measures_none_again(tmp_path: Path) -> None:
     """The real tool on host, killed while it explores."""
     environment = {**os.environ, "COLDTUNE_STATE": str(tmp_path / "state")}

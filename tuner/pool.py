@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections import deque
@@ -14,9 +15,11 @@ from typing import Any
 
 from tuner.arms import Arm, Artifact, Target
 from tuner.child import Child, ChildDiedError, Failure, Handler
+from tuner.errors import ArmCompileError
 from tuner.problem import Problem
 
 FLOOR_S = 60.0
+FULL_BYTES = 1 << 20
 TAIL_FACTOR = 6.0
 
 
@@ -49,7 +52,14 @@ def compile_handler(target: Target, plugin: str | None, cache_dir: str) -> Handl
 
     def handle(request: tuple[Problem, Arm]) -> tuple[Artifact, float]:
         began = time.monotonic()
-        return build(request[0], request[1], target, plugin), time.monotonic() - began
+        try:
+            artifact = build(request[0], request[1], target, plugin)
+        except Exception as error:
+            # On a full disk compilers leave cut-off files, and what is said of those hides the cause.
+            if shutil.disk_usage(scratch).free < FULL_BYTES:
+                raise ArmCompileError(f"no space is left in {scratch}, where compilers keep their files") from error
+            raise
+        return artifact, time.monotonic() - began
 
     return handle
 

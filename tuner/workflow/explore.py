@@ -13,7 +13,7 @@ from tuner import registry
 from tuner.arms import Arm, Family, Target
 from tuner.devices import device_lock, target_of
 from tuner.devices.base import DeviceInfo
-from tuner.errors import MachineError, UsageError
+from tuner.errors import MachineError, ToolchainError, UsageError
 from tuner.problem import Problem, Shape
 from tuner.space import Space
 from tuner.store import Run, Trial, read_trials
@@ -104,6 +104,9 @@ def explore(run: Run, info: DeviceInfo, settings: ExploreSettings, progress: Pro
     usable, left_out = registry.available(target, settings.plugin_text)
     for name, why in sorted(left_out.items()):
         progress.say(f"{name} arms are left out: {why}")
+    if not any(family.role == "candidate" for family in usable.values()):
+        reasons = "; ".join(f"{name}: {why}" for name, why in sorted(left_out.items()))
+        raise ToolchainError(f"no kernel can be built for {info.name}, so there is nothing to tune. {reasons}")
     with _measurer(run, info, target, settings, problem) as measurer:
         explorer = _Explorer(run, problem, target, usable, settings, Pace.of(info.kind, settings.quick), progress)
         standing = explorer.run_all(measurer, live=settings.record is None)

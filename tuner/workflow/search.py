@@ -33,8 +33,9 @@ class Search:
         check_sampler(sampler)
         self._spaces = {f"{space.family}/{space.kernel}": space for space in spaces}
         self._seen: set[Arm] = set()
-        self._source = self._model(sampler, seed) if sampler == "tpe" else None
-        self._walk = self._listing(sampler, seed) if sampler != "tpe" else iter(())
+        # Families whose arms are all fixed have no space, and then there is nothing to propose.
+        self._source = self._model(seed) if sampler == "tpe" and spaces else None
+        self._walk = iter(()) if self._source else self._listing(sampler, seed)
         self._rest = self._listing("random", seed)
         self._open: dict[Arm, optuna.trial.Trial] = {}
         self._worst_us = 1.0
@@ -82,7 +83,7 @@ class Search:
         self._seen.add(arm)
         return True
 
-    def _model(self, sampler: str, seed: int) -> optuna.Study:
+    def _model(self, seed: int) -> optuna.Study:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
