@@ -402,7 +402,7 @@ def test_simulate_takes_its_device_from_the_record_and_is_never_confirmed(
     steps = Steps().install(monkeypatch)
     out, _ = tune("--shape", SHAPE, "--simulate", str(record.path), code=0, capsys=capsys)
     assert out.startswith("replay of a recorded run on NVIDIA H200")
-    assert steps.calls == ["explore", "freeze"] and steps.info.arch == "sm_90"
+    assert steps.calls == ["explore"] and steps.info.arch == "sm_90"
     assert steps.settings.record == record.path
     assert "neither confirmed nor exported" in out
     _, err = tune("--shape", SHAPE, "--simulate", str(record.path), "--device", "host", code=2, capsys=capsys)

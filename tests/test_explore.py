@@ -17,6 +17,7 @@ import pytest
 from tuner.arms import Arm
 from tuner.errors import MachineError, UsageError
 from tuner.problem import Problem, Shape
+from tuner.registry import builtin_families
 from tuner.store import Run, Trial, read_trials
 from tuner.workflow import measure
 from tuner.workflow.explore import ExploreSettings, explore
@@ -127,7 +128,6 @@ def test_a_replay_ends_without_a_confirmation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_search_proposes_each_valid_arm_once_and_the_same_for_the_same_seed(sampler: str) -> None:
     from tuner.arms import Target
-    from tuner.registry import builtin_families
 
     target, problem = Target("cuda", "sm_90", 32, 132, 1024, 232448), Problem(SHAPE, "bf16")
     spaces = [s for f in ("triton", "hip") for s in builtin_families()[f].spaces(problem, target)]
@@ -148,6 +148,14 @@ def test_search_proposes_each_valid_arm_once_and_the_same_for_the_same_seed(samp
     assert all(by_name[arm.family].violated(arm.config) is None for arm in first)
     if sampler != "grid":
         assert first != proposals(4)
+
+
+def test_a_replay_needs_no_compiler_and_no_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = json.loads(finish(replay(tmp_path / "a", trials=5)))
+    for family in builtin_families().values():
+        monkeypatch.setattr(type(family), "missing", lambda self, target: "not installed")
+    choice = json.loads(finish(replay(tmp_path / "b", trials=5)))
+    assert choice["chosen"] == wanted["chosen"] and choice["vendors"] == wanted["vendors"]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])

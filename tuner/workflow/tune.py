@@ -152,7 +152,7 @@ def walk(run: Run, info: DeviceInfo, progress: Progress) -> Outcome:
             from tuner.workflow import explore
 
             explore.explore(run, info, settings, progress)
-        if not run.has("protocol.json"):
+        if not run.has("protocol.json") and not replays(run):
             from tuner.workflow import freeze
 
             frozen = freeze.freeze(run)
@@ -176,7 +176,11 @@ def complete(run: Run) -> Outcome:
 
 def finished(run: Run) -> Outcome | None:
     """How a run ended, or None while a step is left."""
-    if not run.has("choice.json") or not run.has("protocol.json"):
+    if not run.has("choice.json"):
+        return None
+    if replays(run):
+        return Outcome(chosen(run), None, None, finished_before=True)
+    if not run.has("protocol.json"):
         return None
     verdict = latest_verdict(run)
     best = run.file("best.json")
@@ -188,8 +192,13 @@ def finished(run: Run) -> Outcome | None:
 
 
 def wants_confirmation(run: Run) -> bool:
-    """True unless the run was asked to stop at the freeze, or replays a record, which holds no fresh data."""
-    return bool(run.info.settings.get("confirm", True)) and run.info.settings.get("record") is None
+    """True unless the run was asked to stop at the freeze, or replays a record."""
+    return bool(run.info.settings.get("confirm", True)) and not replays(run)
+
+
+def replays(run: Run) -> bool:
+    """True for a replay. It ends with the choice: a record holds no fresh data to confirm on, so nothing is frozen."""
+    return run.info.settings.get("record") is not None
 
 
 def chosen(run: Run) -> dict[str, Any]:
