@@ -111,6 +111,17 @@ def test_no_correct_candidate_is_said_with_reasons(tmp_path: Path) -> None:
         finish(run)
 
 
+def test_finalists_that_all_fail_on_fresh_data_are_said_with_reasons(tmp_path: Path) -> None:
+    def fail_finalists(trial: dict) -> dict:
+        if trial["family"] in ("hip", "triton") and trial["stage"] == "finalist":
+            return {**trial, "status": "correctness", "reason": "tape: planted", "median_us": None}
+        return trial
+
+    run = replay(tmp_path / "runs", edited(tmp_path, fail_finalists), trials=0)
+    with pytest.raises(MachineError, match=r"no finalist was correct on fresh data.*correctness: tape: planted"):
+        finish(run)
+
+
 def test_a_record_of_another_shape_is_refused(tmp_path: Path) -> None:
     order = Order(Shape(1, 64, 48), ("bf16",), None, ExploreSettings(record=RECORD), runs=tmp_path)
     run, info = begin(order, Silent())

@@ -74,6 +74,7 @@ class Bench:
         self._sessions: dict[tuple[Problem, str], Any] = {}
         self._arms: dict[str, Any] = {}
         self._device: Any = None
+        self._warm = False
 
     def ready(self) -> int:
         """Answer once the imports are done."""
@@ -99,22 +100,19 @@ class Bench:
     def prepare(self, artifact: Artifact, neighbours: Sequence[str], name: str) -> Prepared:
         """Bind an arm under a name, hold it to the gate, and make its timed units."""
         from tuner.instrument.selfcheck import structural
+        from tuner.instrument.timer import untimed
 
         session = self._session(artifact)
         arm = session.bind(self._families[artifact.arm.family], artifact)
         for neighbour in neighbours:
             session.add_unit(arm, neighbour)
+        if not self._warm and self._timer.warmup_us:
+            # Once a process: launches until the clocks are up, before anything is timed.
+            untimed(session.device, arm.units[neighbours[0]], self._timer.warmup_us)
+        self._warm = True
         self._arms[name] = (session, arm)
         launches = {neighbour: unit.launches for neighbour, unit in arm.units.items()}
         return Prepared(arm.receipt(), tuple(arm.notes), launches, structural(session, arm, neighbours[0]))
-
-    def warm_up(self, name: str, neighbour: str) -> None:
-        """Run an arm untimed until the clocks are up."""
-        from tuner.instrument.timer import untimed
-
-        session, arm = self._arms[name]
-        if self._timer.warmup_us:
-            untimed(session.device, arm.units[neighbour], self._timer.warmup_us)
 
     def block(self, name: str, neighbour: str, repeats: int) -> list[float]:
         """Time one block; microseconds a launch."""
@@ -208,10 +206,6 @@ class Worker:
     def ready(self) -> int:
         """Wait until the child has imported what it needs; its process id."""
         return int(self._call("ready", OPEN_LIMIT_S, {}))
-
-    def warm_up(self, name: str, neighbour: str) -> None:
-        """Bring the clocks up."""
-        self._call("warm_up", self._limit_s, {"name": name, "neighbour": neighbour})
 
     def block(self, name: str, neighbour: str, repeats: int) -> list[float]:
         """Time one block; microseconds a launch."""

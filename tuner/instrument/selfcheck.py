@@ -46,7 +46,8 @@ def reuse_check(session: Session, unit: Unit, kernel: str) -> Check:
     distance = reuse_distance(touched, session.plan.slot_bytes) if touched else None
     planned = min(session.plan.distinct_bytes, unit.launches * session.plan.slot_bytes)
     if distance is None:
-        return Check("reuse distance", "unknown", f"{kernel}: no addresses in the graph", meaning)
+        why = "no addresses in the graph" if unit.nodes() else "stream launches, so there is no graph to read"
+        return Check("reuse distance", "unknown", f"{kernel}: {why}", meaning)
     figure = f"{distance / 1e6:,.1f} MB of {planned / 1e6:,.1f} MB planned ({kernel})"
     return Check("reuse distance", "ok" if distance >= planned else "failed", figure, meaning)
 

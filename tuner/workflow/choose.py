@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tuner.arms import Arm, Role
+from tuner.errors import MachineError
 from tuner.problem import Problem
 from tuner.space import Space
 from tuner.stats import expected_optimism, relative_spread, tie_set
@@ -44,16 +46,21 @@ class Standing:
 
 
 def choose(standing: Standing, replay: bool) -> dict[str, Any]:
-    """Choose among the finalists; the same trials give the same choice."""
+    """Choose among the finalists; the same trials give the same choice.
+
+    Raises:
+        MachineError: No candidate among them was correct on fresh data.
+    """
     candidates = _timed(standing, "candidate")
     vendors = _timed(standing, "baseline")[:VENDORS]
     ceilings = _timed(standing, "ceiling")
     defaults = {space.family: space.arm(space.default) for space in standing.spaces}
-    if candidates:
-        tied = tie_set({o.arm: o.samples_us for o in candidates}, _preference(candidates, set(defaults.values())))
-        chosen = tied[0]
-    else:  # every finalist failed on the fresh data: nothing is chosen, and the reasons are in the trials
-        raise LookupError("no finalist is correct")
+    if not candidates:
+        reasons = Counter(f"{o.status}: {o.reason}" for o in standing.finalists if o.status != "correct")
+        worst = "; ".join(f"{count} x {text}" for text, count in reasons.most_common(3))
+        raise MachineError(f"no finalist was correct on fresh data, so nothing is chosen: {worst}")
+    tied = tie_set({o.arm: o.samples_us for o in candidates}, _preference(candidates, set(defaults.values())))
+    chosen = tied[0]
     others = [o.arm for o in candidates if o.arm.family != chosen.family]
     twin = _twin(chosen, standing.spaces)
     noise = relative_spread([o.samples_us for o in candidates])

@@ -85,7 +85,8 @@ def confirm(run: Run, progress: Progress, replicate: bool = False) -> Verdict:
         ledger.append(ledger_id, protocol.shape, {**entry, "event": event})
         raise
     begun = sum(1 for attempt in ledger.attempts(ledger_id, protocol.shape) if attempt.get("event") == "started")
-    judged_by = gates(info.kind, protocol.labels, record.observed, record.receipts)
+    slots = protocol.instrument.slots[protocol.weights[0]]
+    judged_by = gates(info.kind, protocol.labels, slots, record.observed, record.receipts)
     told = disclosures(record.observed, replicate, info.name)
     verdict = judge(protocol, record.frame(), judged_by, number, begun, told)
     run.write_json(f"{folder.name}/verdict.json", verdict.model_dump(mode="json", by_alias=True))
@@ -217,7 +218,6 @@ class _Process:
         for label in protocol.labels:
             self._prepare(label)
         if not self._observed.failures:
-            worker.warm_up(protocol.primary.chosen, protocol.instrument.neighbour)
             self._self_check(problem, layout, seed)
             for neighbour in protocol.neighbours:
                 for cycle in range(protocol.design.cycles):

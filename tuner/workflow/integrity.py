@@ -38,18 +38,22 @@ class Observed:
     changed: bool = False
 
 
-def gates(kind: str, labels: Iterable[str], observed: Sequence[Observed], receipts: Mapping[str, Any]) -> list[Gate]:
+def gates(
+    kind: str, labels: Iterable[str], slots: int, observed: Sequence[Observed], receipts: Mapping[str, Any]
+) -> list[Gate]:
     """One gate a rule, each with what was found.
 
     Args:
         kind: Kind of the device; on `host` other processes are disclosed and void nothing.
         labels: Arms of the protocol, each of which needs a receipt.
+        slots: Slots that were frozen; memory may have become short since.
         observed: Every process.
         receipts: Receipts by arm label.
     """
     return [
         _gate("results", _wrong(observed), "every sampled timed launch agreed with float64"),
         _gate("cold rotation", _warm(observed), "no check found a warm rotation"),
+        _gate("slots", _slots(slots, observed), f"every process had the {slots} slots that were frozen"),
         _gate("receipts", _missing(labels, receipts), "every arm was read back from the running system"),
         _gate("inputs", [f"process {o.process}: weights changed" for o in observed if o.changed], "weights unchanged"),
         _tenants(kind, observed),
@@ -81,6 +85,10 @@ def _warm(observed: Sequence[Observed]) -> list[str]:
         for check in o.checks
         if check["verdict"] == "failed"
     ]
+
+
+def _slots(frozen: int, observed: Sequence[Observed]) -> list[str]:
+    return [f"process {o.process}: {o.slots} slots, frozen with {frozen}" for o in observed if o.slots != frozen]
 
 
 def _missing(labels: Iterable[str], receipts: Mapping[str, Any]) -> list[str]:
