@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from tuner.arms import Arm, Artifact, Launch, Loader, Slots, Tape, Target, Value
 from tuner.devices.base import DeviceInfo, Node
 from tuner.errors import ArmError
+from tuner.instrument.session import Session
 from tuner.problem import Problem
 from tuner.space import Space
 
@@ -117,9 +118,19 @@ class DoubleFamily:
         return self._launch(slots, tape, loader)  # type: ignore[arg-type]
 
 
+class FreezingSlots:
+    """A ring that stops turning once it has passed the gate."""
+
+    def __init__(self, s: Session) -> None:
+        self.rotation, self.frozen = s.rotation, False
+
+    @property
+    def count(self) -> int:
+        return self.rotation.count
+
+    def operand(self, i: int, name: str) -> torch.Tensor:
+        return self.rotation.operand(0 if self.frozen else i, name)
+
+
 def artifact(problem: Problem) -> Artifact:
     return DoubleFamily().build(problem, Arm.of("double", "product"), Target("host", "none", 32, 1))
-
-
-def flat(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [value for row in rows for value in row]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench_double import FreezingSlots
 
 import tuner
 from tuner.arms import Arm, Artifact, Value
@@ -96,20 +97,6 @@ def test_arms_of_every_family_are_right_over_odd_shapes(device, tmp_path: Path) 
     assert not failed, "\n".join(failed[:20])
 
 
-class FreezingSlots:
-    """A ring that stops turning once it has passed the gate."""
-
-    def __init__(self, place: Session) -> None:
-        self.rotation, self.frozen = place.rotation, False
-
-    @property
-    def count(self) -> int:
-        return self.rotation.count
-
-    def operand(self, i: int, name: str) -> torch.Tensor:
-        return self.rotation.operand(0 if self.frozen else i, name)
-
-
 def warm_and_cold(device, text: str) -> tuple[selfcheck.Check, selfcheck.Check, float]:
     """Structural checks of a warm and of a true rotation, and how much faster the warm one seems."""
     place = session(device, text)
@@ -138,8 +125,7 @@ def test_a_warm_timer_shows_in_the_times_at_4096x4096(device) -> None:
     assert speedup > 1.05
 
 
-def test_slots_against_half_the_slots_catches_a_warm_ring_by_time(device) -> None:
-    """A ring of one slot against the whole ring: the comparison that S against S/2 makes, where S/2 is warm."""
+def test_a_plain_read_is_faster_on_one_buffer_than_rotated(device) -> None:
     place = session(device, "1x4096x4096")
     family = builtin_families()["ceiling"]
     artifact = family.build(place.problem, family.probe(place.problem, device.target)["read"], device.target)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench_double import LLC_BYTES, DoubleDevice, DoubleFamily, TorchLaunch, artifact
+from bench_double import LLC_BYTES, DoubleDevice, DoubleFamily, FreezingSlots, TorchLaunch, artifact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -239,20 +239,6 @@ def test_the_tape_refuses(lie: type[TorchLaunch], graphs: bool) -> None:
         for _ in range(30):
             s.block(arm, "self", 2)
             s.check(arm, "self")
-
-
-class FreezingSlots:
-    """A ring that stops turning once it has passed the gate."""
-
-    def __init__(self, s: Session) -> None:
-        self.rotation, self.frozen = s.rotation, False
-
-    @property
-    def count(self) -> int:
-        return self.rotation.count
-
-    def operand(self, i: int, name: str) -> torch.Tensor:
-        return self.rotation.operand(0 if self.frozen else i, name)
 
 
 def test_a_warm_rotation_shows_in_the_addresses() -> None:
