@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,8 @@ def answer(request: str) -> object:
         return os.getpid()
     if request == "hang":
         time.sleep(60)
+    if request == "compiler hangs":
+        subprocess.run([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"])
     if request == "abort":
         os.kill(os.getpid(), signal.SIGABRT)
     if request == "exit":
@@ -58,7 +62,10 @@ class Stubborn:
             os.kill(os.getpid(), signal.SIGABRT)
         if arm.kernel == "hang":
             time.sleep(60)
+        if arm.kernel == "slow":
+            time.sleep(0.5)
         if arm.kernel == "refused":
+            time.sleep(0.2)
             raise ArmConstraintError("out of LDS: needs 72 KB of 64 KB")
         if arm.kernel == "syntax":
             raise ArmCompileError("error: expected ';'")

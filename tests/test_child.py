@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ import child_handlers
 import psutil
 import pytest
 
+from tuner import child as child_module
 from tuner import pool as pool_module
 from tuner.arms import Arm, Target
 from tuner.child import Child, ChildDiedError, ChildTimeoutError, Failure
@@ -65,6 +68,47 @@ def test_a_hang_is_killed_within_its_limit(tmp_path: Path) -> None:
     assert not psutil.pid_exists(one.pid)
 
 
+def gone(pid: int) -> bool:
+    """True once the process is no more, or is a zombie that init has not collected yet."""
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_what_a_killed_child_has_started_ends_with_it(tmp_path: Path) -> None:
+    one = child(tmp_path)
+    one.call("x", 60)
+    with pytest.raises(ChildTimeoutError):
+        one.call("compiler hangs", 2)
+    started = [int(line) for line in (tmp_path / "log").read_text().splitlines() if line.isdigit()]
+    assert len(started) == 1 and gone(started[0])
+
+
+def test_ctrl_c_reaches_the_parent_only(tmp_path: Path) -> None:
+    one = child(tmp_path)
+    one.call("x", 60)
+    assert os.getpgid(one.pid) == one.pid != os.getpgid(0), "a terminal signals its foreground group"
+    os.kill(one.pid, signal.SIGINT)
+    assert one.call("x", 60) == "echo x"
+    one.stop()
+
+
+@pytest.mark.parametrize(("real", "ends"), [(1, False), (77, True)])
+def test_process_1_may_be_the_parent_as_in_a_container(real: int, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parent:
+        pid = real
+
+    exits: list[int] = []
+    monkeypatch.setattr(child_module.ctypes, "CDLL", lambda name: type("C", (), {"prctl": lambda *a: 0})())
+    monkeypatch.setattr(multiprocessing, "parent_process", Parent)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(os, "_exit", exits.append)
+    child_module._die_with_parent()
+    assert exits == ([1] if ends else [])
+
+
 @pytest.mark.parametrize(("request_", "text"), [("abort", "killed by SIGABRT"), ("exit", "exit code 7")])
 def test_a_death_says_how(tmp_path: Path, request_: str, text: str) -> None:
     one = child(tmp_path)
@@ -90,12 +134,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    pid = int(done.stdout)
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the child outlived its parent")
+    assert gone(int(done.stdout)), "the child outlived its parent"
 
 
 @pytest.fixture
@@ -130,6 +169,24 @@ def test_asking_twice_builds_once(tmp_path: Path, plugin: str) -> None:
         pool.submit(PROBLEM, arm("fine"))
         assert pool.result(PROBLEM, arm("fine")).status == "correct"
     assert (tmp_path / "builds").read_text() == "fine\n"
+
+
+def test_arms_are_built_in_the_order_asked(tmp_path: Path, plugin: str) -> None:
+    names = ["fine", "c", "a", "b"]
+    with CompilePool(1, TARGET, plugin, tmp_path) as pool:
+        for name in names:
+            pool.submit(PROBLEM, arm(name))
+        assert pool.result(PROBLEM, arm("b")).status == "correct"
+    assert (tmp_path / "builds").read_text().split() == names
+
+
+def test_the_time_of_a_compile_holds_no_waiting(tmp_path: Path, plugin: str) -> None:
+    with CompilePool(1, TARGET, plugin, tmp_path) as pool:
+        for kernel, least_s in (("slow", 0.5), ("refused", 0.2)):
+            pool.submit(PROBLEM, arm(kernel))
+            time.sleep(2.5)  # the parent measures, and reads the answer only then
+            took_s = pool.result(PROBLEM, arm(kernel)).compile_s
+            assert least_s <= took_s < least_s + 0.5
 
 
 def test_a_compile_that_never_ends_costs_its_limit(

@@ -10,6 +10,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,12 +21,12 @@ from tuner.arms import Arm
 from tuner.errors import MachineError, UsageError
 from tuner.problem import Problem, Shape
 from tuner.registry import builtin_families
-from tuner.store import Run, Trial, read_trials
+from tuner.store import Run, RunInfo, Trial, read_trials
+from tuner.workflow import explore as explore_module
 from tuner.workflow import measure
 from tuner.workflow.explore import ExploreSettings, explore
 from tuner.workflow.measure import ReplayMeasurer
 from tuner.workflow.progress import Silent
-from tuner.workflow.search import Search
 from tuner.workflow.tune import Order, begin, recorded_device, walk
 
 RECORD = Path(__file__).parents[1] / "bench" / "results" / "h200" / "1x4096x12288"
@@ -61,20 +64,20 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, monkeypatch
     lines = whole.file("trials.jsonl").read_bytes().splitlines(keepends=True)
     cut = replay(tmp_path / "cut", trials=20)
     cut.file("trials.jsonl").write_bytes(b"".join(lines[:40]) + lines[40][: len(lines[40]) // 2])
-    measured: Counter[Arm] = Counter()
+    measured: Counter[tuple[str, Arm]] = Counter()
     real = ReplayMeasurer.measure
 
     def counting(self: ReplayMeasurer, problem: Problem, arm: Arm, best_us: float | None) -> measure.Outcome:
-        measured[arm] += 1
+        measured[str(problem.shape), arm] += 1
         return real(self, problem, arm, best_us)
 
     monkeypatch.setattr(ReplayMeasurer, "measure", counting)
     assert finish(cut) == wanted
-    before = {Trial.from_line(line).arm for line in lines[:40]}
+    before = {(t.problem, t.arm) for t in map(Trial.from_line, lines[:40])}
     explore_lines = [t for t in read_trials(cut.file("trials.jsonl")).trials if t.stage == "explore"]
-    assert len({t.arm for t in explore_lines}) == len(explore_lines), "an arm was explored twice"
+    assert len({(t.problem, t.arm) for t in explore_lines}) == len(explore_lines), "an arm was explored twice"
     assert [t.to_line().encode() for t in explore_lines[:40]] == lines[:40], "a finished trial was changed"
-    assert not [arm for arm in before if measured[arm] > 1]
+    assert not [key for key in before if measured[key] > 1]
 
 
 def edited(tmp_path: Path, change) -> Path:
@@ -98,6 +101,112 @@ def test_a_failing_arm_is_never_chosen(tmp_path: Path) -> None:
     choice = json.loads(finish(replay(tmp_path / "b", edited(tmp_path, fail_best), trials=20)))
     assert choice["chosen"] != best
     assert any(d["config"] == best["config"] and d["reason"] == "planted" for d in choice["dropped"])
+
+
+def test_a_time_that_no_memory_could_give_is_marked_and_not_chosen(tmp_path: Path) -> None:
+    """100.66 MB in 20 us are 5.03 TB/s, more than the fastest read of 805 MB in this record."""
+    best = json.loads(finish(replay(tmp_path / "a", trials=0)))["chosen"]
+
+    def impossible(trial: dict) -> dict:
+        if trial["config"] == best["config"] and trial["family"] == best["family"]:
+            return {**trial, "samples_us": [20.0, 20.0, 20.0], "median_us": 20.0}
+        return trial
+
+    run = replay(tmp_path / "b", edited(tmp_path, impossible), trials=0)
+    choice = json.loads(finish(run))
+    assert choice["chosen"] != best
+    (marked,) = [t for t in run.trials() if t.stage == "explore" and t.arm == Arm.of(*best.values())]
+    share = 4096 * 12288 * 2 / 20.0 / json.loads((RECORD / "choice.json").read_text())["asymptotic"]["bytes_per_us"]
+    assert share > 1.02 and marked.status == "invalid"
+    assert marked.reason == f"INVALID_OVERPEAK: {100 * share:.0f} % of the fastest read measured"
+
+
+def test_a_replay_holds_arms_to_the_recorded_ceilings_too(tmp_path: Path) -> None:
+    choice = json.loads(finish(replay(tmp_path, trials=0)))
+    recorded = json.loads((RECORD / "choice.json").read_text())
+    assert choice["asymptotic"] == recorded["asymptotic"] and choice["asymptotic"]["shape"] == "1x4096x98304"
+
+
+class Counting:
+    """A measurer that makes up a time from an arm's key, and counts."""
+
+    def __init__(self) -> None:
+        self.measured: Counter[tuple[Problem, Arm]] = Counter()
+        self.interleaved = 0
+
+    def open(self, problem: Problem, seed: int) -> None:
+        return None
+
+    def ahead(self, problem: Problem, arm: Arm) -> None:
+        return None
+
+    def measure(self, problem: Problem, arm: Arm, best_us: float | None) -> measure.Outcome:
+        self.measured[problem, arm] += 1
+        return self._made_up(problem, arm)
+
+    def interleave(self, problem: Problem, arms: Sequence[Arm], rounds: int, repeats: int) -> list[measure.Outcome]:
+        self.interleaved += 1
+        return [self._made_up(problem, arm) for arm in arms]
+
+    def _made_up(self, problem: Problem, arm: Arm) -> measure.Outcome:
+        us = problem.weight_bytes / 4.5e6 * (1 + int(arm.key[:4], 16) / 65536)
+        if arm.key.endswith("0"):
+            return measure.Outcome(problem, arm, "runtime", "made up")
+        return measure.Outcome(problem, arm, "correct", None, (us, us * 1.001))
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """Explore an H200 that is not there."""
+    counter = Counting()
+
+    @contextmanager
+    def measurer(*_: object) -> Iterator[Counting]:
+        yield counter
+
+    monkeypatch.setattr(explore_module, "_measurer", measurer)
+    monkeypatch.setattr(explore_module.registry, "available", lambda target, plugin: (builtin_families(), {}))
+    return counter
+
+
+def explored_live(root: Path, shape: Shape, trials: int) -> Run:
+    """A run on the record's device, as if it were here."""
+    info = recorded_device(Run.open(str(RECORD), root))
+    kept = {"trials": trials, "record": None, "plugin": None, "confirm": True, "llc_bytes": None}
+    facts = {"argv": [], "shape": str(shape), "weights": ["bf16"], "versions": {}, "plugin": None}
+    created = "2026-01-02T03:04:05+00:00"
+    return Run.create(root, RunInfo(created=created, device=asdict(info), settings=kept, **facts))  # type: ignore[arg-type]
+
+
+def go(run: Run) -> bytes:
+    explore(run, recorded_device(run), ExploreSettings(trials=int(run.info.settings["trials"])), Silent())
+    return run.file("choice.json").read_bytes()
+
+
+@pytest.mark.parametrize("kept", [5, 33, 70, -3])
+def test_no_recorded_trial_is_measured_again_wherever_the_cut_was(
+    kept: int, tmp_path: Path, counting: Counting
+) -> None:
+    whole = explored_live(tmp_path / "whole", SHAPE, 30)
+    wanted = go(whole)
+    assert set(counting.measured.values()) == {1}
+    lines = whole.file("trials.jsonl").read_bytes().splitlines(keepends=True)
+    cut = explored_live(tmp_path / "cut", SHAPE, 30)
+    cut.file("trials.jsonl").write_bytes(b"".join(lines[:kept]) + lines[kept][:30])
+    counting.measured.clear()
+    assert go(cut) == wanted
+    recorded = {(t.problem, t.arm) for t in map(Trial.from_line, lines[:kept]) if t.stage == "explore"}
+    again = {(str(problem.shape), arm) for problem, arm in counting.measured}
+    assert not recorded & again and len(recorded) + len(again) == sum(b'"explore"' in line for line in lines)
+
+
+def test_of_a_problem_of_800_mb_each_ceiling_is_measured_once(tmp_path: Path, counting: Counting) -> None:
+    """It is its own asymptotic problem, and a record that holds an arm twice could not be replayed."""
+    run = explored_live(tmp_path, Shape(1, 4096, 128256), 3)
+    go(run)
+    assert set(counting.measured.values()) == {1}
+    assert max(Counter((t.problem, t.arm) for t in run.trials() if t.stage == "explore").values()) == 1
+    ReplayMeasurer(run.trials(), [Problem(Shape(1, 4096, 128256), "bf16")])
 
 
 def test_no_correct_candidate_is_said_with_reasons(tmp_path: Path) -> None:
@@ -136,42 +245,12 @@ def test_a_replay_ends_without_a_confirmation(tmp_path: Path) -> None:
     assert run.confirmations() == []
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
-def test_search_proposes_each_valid_arm_once_and_the_same_for_the_same_seed(sampler: str) -> None:
-    from tuner.arms import Target
-
-    target, problem = Target("cuda", "sm_90", 32, 132, 1024, 232448), Problem(SHAPE, "bf16")
-    spaces = [s for f in ("triton", "hip") for s in builtin_families()[f].spaces(problem, target)]
-
-    def proposals(seed: int) -> list[Arm]:
-        search = Search(sampler, spaces, seed)
-        found = []
-        for number in range(40):
-            arm = search.ask()
-            assert arm is not None
-            found.append(arm)
-            search.tell(arm, None if number % 7 == 0 else 20.0 + number % 5)
-        return found
-
-    first = proposals(3)
-    assert len(set(first)) == 40 and first == proposals(3)
-    by_name = {s.family: s for s in spaces}
-    assert all(by_name[arm.family].violated(arm.config) is None for arm in first)
-    if sampler != "grid":
-        assert first != proposals(4)
-
-
 def test_a_replay_needs_no_compiler_and_no_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = json.loads(finish(replay(tmp_path / "a", trials=5)))
     for family in builtin_families().values():
         monkeypatch.setattr(type(family), "missing", lambda self, target: "not installed")
     choice = json.loads(finish(replay(tmp_path / "b", trials=5)))
     assert choice["chosen"] == wanted["chosen"] and choice["vendors"] == wanted["vendors"]
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
-def test_search_without_a_space_proposes_nothing(sampler: str) -> None:
-    assert Search(sampler, [], 1).ask() is None
 
 
 def test_no_compiler_is_said_with_the_line_that_installs_it(tmp_path: Path) -> None:

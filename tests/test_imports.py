@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -21,8 +22,17 @@ LAYERS = (
     ("tuner.__main__", "tuner"),
 )
 KERNELS_MAY = ("tuner.arms", "tuner.space", "tuner.problem", "tuner.formats", "tuner.errors")
+HEAVY = {"torch", "triton", "pandas", "numpy", "scipy", "optuna", "plotly", "pyarrow"}
+# What every command loads, and what a parent needs to list devices, compile and supervise.
+LIGHT = (
+    *("tuner", "tuner.__main__", "tuner.cli", "tuner.guard", "tuner.terminal", "tuner.store", "tuner.ledger"),
+    *("tuner.files", "tuner.folders", "tuner.errors", "tuner.formats", "tuner.problem", "tuner.arms", "tuner.space"),
+    *("tuner.registry", "tuner.child", "tuner.pool", "tuner.devices", "tuner.devices.base", "tuner.workflow.tune"),
+    *("tuner.protocol", "tuner.workflow.progress", "tuner.workflow.results", "tuner.workflow.search"),
+)
 
 
+@cache
 def modules() -> dict[str, Path]:
     found = {}
     for package in PACKAGES:
@@ -33,16 +43,22 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path, top_level: bool = False) -> set[str]:
-    """Modules of this project that a file imports; for annotations only does not count."""
+    """Modules that a file imports; for annotations only does not count, and at the top level only what runs there."""
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
     found = set()
-    for node in tree.body if top_level else ast.walk(tree):
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if top_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        waiting += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path} imports by a relative name"
             named = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (named & set(modules())) or {node.module}
     return found
@@ -81,8 +97,47 @@ def test_kernel_packages_know_only_the_contract() -> None:
     for name, path in modules().items():
         if name.startswith("tuner"):
             continue
-        wrong = [t for t in imports(path) & set(modules()) if t.startswith("tuner.") and t not in KERNELS_MAY]
+        known = imports(path) & set(modules())
+        wrong = [t for t in known if t.split(".")[0] == "tuner" and t not in KERNELS_MAY]
+        own = name.split(".")[0]
+        wrong += [t for t in known if t.split(".")[0] in PACKAGES[1:] and t.split(".")[0] not in (own, "search_spaces")]
         assert not wrong, f"{name} imports {wrong}"
+
+
+def test_search_spaces_know_only_the_contract() -> None:
+    for name, path in modules().items():
+        if name.startswith("search_spaces"):
+            outside = {t for t in imports(path) if t.split(".")[0] in (*PACKAGES, *HEAVY)}
+            assert outside <= {*KERNELS_MAY, *(m for m in modules() if m.startswith("search_spaces"))}, (name, outside)
+
+
+def test_what_every_command_loads_is_light() -> None:
+    """Nothing heavy at the top, in these files or in what they import there."""
+    known = modules()
+    top = {name: imports(path, top_level=True) for name, path in known.items()}
+    assert set(LIGHT) <= set(known)
+
+    def loads(name: str, seen: set[str]) -> set[str]:
+        seen.add(name)
+        heavy = {t.split(".")[0] for t in top[name]} & HEAVY
+        # Importing a module imports the packages above it.
+        inside = {t for t in top[name] if t in known} | {name.rsplit(".", 1)[0]} & set(known)
+        return heavy.union(*(loads(t, seen) for t in inside - seen)) if inside - seen else heavy
+
+    assert {name: found for name in LIGHT if (found := loads(name, set()))} == {}
+
+
+def test_the_walk_that_finds_imports_finds_them(tmp_path: Path) -> None:
+    """The tests above are void if it is blind."""
+    path = tmp_path / "m.py"
+    path.write_text(
+        "import torch.nn\nfrom tuner import store\nfrom typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import pandas\ndef f():\n    from tuner.workflow.explore import explore\n"
+        "try:\n    import scipy\nexcept ImportError:\n    pass\n"
+    )
+    assert imports(path) == {"torch.nn", "tuner.store", "typing", "tuner.workflow.explore", "scipy"}
+    assert imports(path, top_level=True) == {"torch.nn", "tuner.store", "typing", "scipy"}
+    assert layer("tuner.workflow.explore") > layer("tuner.store") > layer("tuner.arms") > layer("tuner.errors")
 
 
 def test_there_are_no_circles() -> None:

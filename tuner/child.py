@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,12 +24,21 @@ Handler = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Failure:
-    """What a child answers when a request raised: a trial status, one line, and the traceback for the log."""
+    """What a child answers when a request raised.
+
+    Attributes:
+        status: A trial status, or `machine`.
+        message: One line.
+        detail: The traceback, as it is in the log.
+        fatal: True if the process is of no use any more.
+        took_s: Seconds that the request ran in the child; None where the child could not say.
+    """
 
     status: str
     message: str
     detail: str
     fatal: bool
+    took_s: float | None = None
 
 
 class ChildDiedError(ColdtuneError):
@@ -97,9 +107,13 @@ class Child:
         return self.receive(timeout_s)
 
     def kill(self) -> None:
-        """End the process at once and collect it."""
+        """End the process and all that it started at once, and collect it."""
         if self._process.is_alive():
-            self._process.kill()
+            # While it lives, or is not collected, no other process can have its id.
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has not come so far as to lead a group
+                self._process.kill()
         self._process.join()
         self._conn.close()
 
@@ -124,7 +138,9 @@ class Child:
 
 def _main(conn: Connection, log: str, make_handler: Callable[..., Handler], args: tuple[object, ...]) -> None:
     _die_with_parent()
-    # Ctrl-C reaches the whole process group; the parent alone decides what becomes of its children.
+    # A group of its own: Ctrl-C reaches only the parent, which alone decides what becomes of its children, and a kill
+    # takes along what the child has started, such as a compiler that hangs.
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(log, "a", buffering=1) as stream:
         os.dup2(stream.fileno(), 1)
@@ -145,26 +161,35 @@ def _main(conn: Connection, log: str, make_handler: Callable[..., Handler], args
 
 
 def _answer(handler: Handler, request: object) -> Any:
+    began = time.monotonic()
     try:
         return handler(request)
-    except ArmError as error:
-        detail = traceback.format_exc()
-        print(detail)
-        return Failure(error.status, str(error), detail, bool(getattr(error, "sticky", False)))
-    except MemoryError:
-        return Failure("runtime", "out of host memory", traceback.format_exc(), True)
     except Exception as error:
+        took_s = time.monotonic() - began
         detail = traceback.format_exc()
         print(detail)
-        kind = "machine" if isinstance(error, ColdtuneError) else "runtime"
-        text = str(error) if isinstance(error, ColdtuneError) else f"{type(error).__name__}: {error}"
-        # torch reports device faults as plain RuntimeErrors, after which the context is of no use.
-        return Failure(kind, text, detail, any(word in text for word in ("CUDA error", "HIP error")))
+        status, message, fatal = _failure(error)
+        return Failure(status, message, detail, fatal, took_s)
+
+
+def _failure(error: Exception) -> tuple[str, str, bool]:
+    """Status, one line, and whether the process is of no use any more."""
+    if isinstance(error, ArmError):
+        return error.status, str(error), bool(getattr(error, "sticky", False))
+    if isinstance(error, MemoryError):
+        return "runtime", "out of host memory", True
+    if isinstance(error, ColdtuneError):
+        return "machine", str(error), False
+    text = f"{type(error).__name__}: {error}"
+    # torch reports device faults as plain RuntimeErrors, after which the context is of no use.
+    return "runtime", text, any(word in text for word in ("CUDA error", "HIP error"))
 
 
 def _die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies, however that happens (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == 1:
+        # It may have died before that; to compare with 1 would not do, as in a container the parent may be that.
+        parent = multiprocessing.parent_process()
+        if parent is not None and os.getppid() != parent.pid:
             os._exit(1)

@@ -147,8 +147,9 @@ class CompilePool:
 
     def _finish(self, child: Child, answer: Any) -> None:
         job = self._jobs.pop(child)
-        took_s = time.monotonic() - job.started_s
         if isinstance(answer, Failure):
+            # Of a process that died only this side knows the time; it may hold some waiting.
+            took_s = time.monotonic() - job.started_s if answer.took_s is None else answer.took_s
             status = answer.status if answer.status in ("constraints", "timeout") else "compile"
             built = Built(job.arm, None, status, answer.message, took_s)
             if answer.fatal:

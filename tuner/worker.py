@@ -174,6 +174,7 @@ class Worker:
         self._log = log
         self._limit_s = limit_s
         self._opened: list[dict[str, Any]] = []
+        self._bound: set[str] = set()
         self.restarts = 0
         self._child: Child | None = self._start()
 
@@ -193,15 +194,25 @@ class Worker:
     def open(self, problem: Problem, layout: str, seed: int, alone: bool = True) -> Opened:
         """Open a session on fresh data; raises MachineError when the device or its memory cannot."""
         request = {"problem": problem, "layout": layout, "seed": seed, "alone": alone}
-        opened: Opened = self._call("open", OPEN_LIMIT_S, request)
+        try:
+            opened: Opened = self._call("open", OPEN_LIMIT_S, request)
+        except TrialError as error:
+            raise MachineError(f"the device could not be opened for {problem}: {error}") from error
         self._opened = [request] if alone else [*self._opened, request]
+        if alone:
+            self._bound.clear()
         return opened
 
     def prepare(self, artifact: Artifact, neighbours: Sequence[str], name: str) -> Prepared:
         """Bind, gate, capture."""
         request = {"artifact": artifact, "neighbours": tuple(neighbours), "name": name}
         prepared: Prepared = self._call("prepare", self._limit_s, request)
+        self._bound.add(name)
         return prepared
+
+    def holds(self, name: str) -> bool:
+        """True while the child has this arm bound; with a child that died all are lost."""
+        return name in self._bound
 
     def ready(self) -> int:
         """Wait until the child has imported what it needs; its process id."""
@@ -218,6 +229,7 @@ class Worker:
 
     def release(self, name: str) -> None:
         """Forget an arm."""
+        self._bound.discard(name)
         self._call("release", self._limit_s, {"name": name})
 
     def self_check(self, problem: Problem, layout: str, artifacts: dict[str, Artifact], seed: int) -> list[Check]:
@@ -234,7 +246,7 @@ class Worker:
         """End the child at once."""
         if self._child is not None:
             self._child.kill()
-            self._child = None
+            self._lost()
 
     def state(self) -> dict[str, Any]:
         """Telemetry and tenants."""
@@ -246,26 +258,34 @@ class Worker:
         try:
             answer = child.call(Request(method, kwargs), limit_s)
         except ChildTimeoutError as error:
-            self._child = None
+            self._lost()
             raise TrialError("timeout", f"{method}: {error}; the worker was restarted") from error
         except ChildDiedError as error:
-            self._child = None
+            self._lost()
             raise TrialError("runtime", f"{method}: {error}") from error
         if isinstance(answer, Failure):
             if answer.fatal:
                 child.kill()
-                self._child = None
+                self._lost()
             if answer.status == "machine":
                 raise MachineError(answer.message)
             raise TrialError(answer.status, answer.message)
         return answer
+
+    def _lost(self) -> None:
+        self._child = None
+        self._bound.clear()
 
     def _living(self) -> Child:
         if self._child is None:
             self._child = self._start()
             self.restarts += 1
             for request in self._opened:
-                answer = self._child.call(Request("open", request), OPEN_LIMIT_S)
+                try:
+                    answer = self._child.call(Request("open", request), OPEN_LIMIT_S)
+                except (ChildDiedError, ChildTimeoutError) as error:
+                    self._lost()
+                    raise MachineError(f"the device could not be opened again: {error}") from error
                 if isinstance(answer, Failure):
                     raise MachineError(f"the device could not be opened again: {answer.message}")
         return self._child

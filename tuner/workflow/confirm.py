@@ -24,7 +24,7 @@ from tuner.verdict import judge
 from tuner.worker import TrialError, Worker
 from tuner.workflow.checks import probes
 from tuner.workflow.freeze import current_space_hash, verify
-from tuner.workflow.integrity import Observed, disclosures, gates, hottest
+from tuner.workflow.integrity import Observed, disclosures, gates, hottest, receipt_fault
 from tuner.workflow.progress import Progress
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ def confirm(run: Run, progress: Progress, replicate: bool = False) -> Verdict:
         RefusedError: Protocol, source, space, device or toolchain is not what was frozen; all reasons are listed.
         MachineError: The device or its memory cannot.
     """
-    protocol = load(run.file("protocol.json"))
     if run.info.settings.get("record") is not None:
         raise UsageError(
             f"run {run.name} replays a record, and a replay holds no fresh data to confirm on; "
-            f"explore on a device: tune --shape {protocol.shape}"
+            f"explore on a device: tune --shape {run.info.shape}"
         )
+    protocol = load(run.file("protocol.json"))
     info = _device(protocol, replicate, run.info.settings.get("llc_bytes"))
     with CompilePool(default_size(target_of(info).backend), target_of(info), run.info.plugin, run.path) as pool:
         artifacts = _build(protocol, pool)
@@ -231,7 +231,10 @@ class _Process:
         except TrialError as error:
             self._observed.failures.append({"arm": label, "status": error.status, "reason": str(error)})
             return
-        self._record.receipts.setdefault(label, {**prepared.receipt, "notes": list(prepared.notes)})
+        receipt = {**prepared.receipt, "notes": list(prepared.notes)}
+        # The first process's receipt stands for all, but for one with a fault, whichever process it is of.
+        if label not in self._record.receipts or receipt_fault(receipt):
+            self._record.receipts[label] = receipt
         self._launches.update({(label, n): launches for n, launches in prepared.launches.items()})
         self._observed.checks.append({**asdict(prepared.reuse), "name": f"reuse distance of {label}"})
 
@@ -251,6 +254,8 @@ class _Process:
         for position, label in enumerate(labels):
             block = met.get(label, 0)
             met[label] = block + 1
+            if not self._worker.holds(label):  # lost with a worker that a failed arm ended; that failure is recorded
+                continue
             try:
                 samples = self._worker.block(label, neighbour, design.repeats)
                 if met[label] == design.blocks:

@@ -111,7 +111,7 @@ def explore(run: Run, info: DeviceInfo, settings: ExploreSettings, progress: Pro
         raise ToolchainError(f"no kernel can be built for {info.name}, so there is nothing to tune. {reasons}")
     with _measurer(run, info, target, settings, problem) as measurer:
         explorer = _Explorer(run, problem, target, usable, settings, Pace.of(info.kind, settings.quick), progress)
-        standing = explorer.run_all(measurer, live=settings.record is None)
+        standing = explorer.run_all(measurer)
         choice = choose(standing, replay=settings.record is not None)
         choice["left_out"] = left_out
         choice["slots"] = explorer.slots
@@ -142,13 +142,19 @@ def _measurer(
     run: Run, info: DeviceInfo, target: Target, settings: ExploreSettings, problem: Problem
 ) -> Iterator[Measurer]:
     if settings.record is not None:
-        yield ReplayMeasurer(read_trials(record_file(settings.record)).trials, [problem])
+        yield ReplayMeasurer(read_trials(record_file(settings.record)).trials, [problem, large(problem)])
         return
     with (
         device_lock(info),
         LiveMeasurer(info, target, settings.neighbour, settings.plugin_text, run.path, settings.timeout_s) as live,
     ):
         yield live
+
+
+def large(problem: Problem) -> Problem:
+    """The problem of the asymptotic ceiling: as many times wider as gives at least 800 MB in one launch."""
+    times = max(1, -(-ASYMPTOTIC_BYTES // problem.weight_bytes))
+    return Problem(Shape(1, problem.shape.k, problem.shape.n * times), problem.weights)
 
 
 def record_file(record: Path) -> Path:
@@ -180,16 +186,17 @@ class _Explorer:
         self._waited_s = self._measured_s = 0.0
         self.slots: int | None = None
 
-    def run_all(self, measurer: Measurer, live: bool) -> Standing:
+    def run_all(self, measurer: Measurer) -> Standing:
         """Ceilings, library forms, defaults, search, finalists."""
         spaces = [s for f in self._usable.values() for s in f.spaces(self._problem, self._target)]
         fixed = self._fixed()
         search = Search(self._settings.sampler, spaces, self._settings.seed)
         if isinstance(measurer, ReplayMeasurer):
-            search.restrict(measurer.arms)
-            fixed = [arm for arm in fixed if arm in measurer.arms]
+            held = measurer.arms(self._problem)
+            search.restrict(held)
+            fixed = [arm for arm in fixed if arm in held]
         budget = self._pace.trials if self._settings.trials is None else self._settings.trials
-        ceilings = self._asymptotic(measurer) if live else []
+        ceilings = self._asymptotic(measurer)
         opened = measurer.open(self._problem, self._settings.seed)
         if opened is not None:
             ring = opened.plan
@@ -299,29 +306,31 @@ class _Explorer:
         )
         self._run.append(trial)
         self._count += 1
+        if stage == "explore":  # a problem of 800 MB is its own asymptotic one, and its ceilings are measured once
+            self._memo[trial.problem, trial.weights, trial.arm] = trial
 
     def _asymptotic(self, measurer: Measurer) -> list[Outcome]:
         """The ceiling sweep on at least 800 MB in one launch: what the memory gives when nothing starts or ends.
 
         It comes first: no arm of any shape may be faster than this. `--quick` takes the first arm of each launch form.
         """
-        shape = self._problem.shape
-        times = max(1, -(-ASYMPTOTIC_BYTES // self._problem.weight_bytes))
-        large = Problem(Shape(1, shape.k, shape.n * times), self._problem.weights)
-        arms = [a for f in self._usable.values() if f.role == "ceiling" for a in f.fixed(large, self._target)]
+        wide = large(self._problem)
+        arms = [a for f in self._usable.values() if f.role == "ceiling" for a in f.fixed(wide, self._target)]
+        if isinstance(measurer, ReplayMeasurer):
+            arms = [arm for arm in arms if arm in measurer.arms(wide)]
         if self._settings.quick:
             arms = list({str(arm.config.get("pdl", False)): arm for arm in reversed(arms)}.values())
-        missing = [arm for arm in arms if (str(large.shape), large.weights, arm) not in self._memo]
+        missing = [arm for arm in arms if (str(wide.shape), wide.weights, arm) not in self._memo]
         try:
             for arm in missing:
-                measurer.ahead(large, arm)
+                measurer.ahead(wide, arm)
             if missing:
-                measurer.open(large, self._settings.seed)
+                measurer.open(wide, self._settings.seed)
         except MachineError as error:
             self._progress.say(f"no asymptotic ceiling: {error}")
             return []
         self._progress.begin("asymptotic ceiling", len(arms))
-        found = [self._one(measurer, large, arm) for arm in arms]
+        found = [self._one(measurer, wide, arm) for arm in arms]
         self._progress.end()
         return found
 

@@ -92,16 +92,17 @@ def _slots(frozen: int, observed: Sequence[Observed]) -> list[str]:
 
 
 def _missing(labels: Iterable[str], receipts: Mapping[str, Any]) -> list[str]:
-    found = []
-    for label in labels:
-        receipt = receipts.get(label) or {}
-        required = REQUIRED_LIBRARY if "library" in receipt else REQUIRED
-        absent = [name for name in required if name not in receipt]
-        if absent:
-            found.append(f"{label}: no {', '.join(absent)}")
-        elif receipt.get("compiles_in_worker", 0) != 0:
-            found.append(f"{label}: compiled in the worker")
-    return found
+    faults = {label: receipt_fault(receipts.get(label) or {}) for label in labels}
+    return [f"{label}: {fault}" for label, fault in faults.items() if fault]
+
+
+def receipt_fault(receipt: Mapping[str, Any]) -> str | None:
+    """What an arm's receipt lacks or admits, or None."""
+    required = REQUIRED_LIBRARY if "library" in receipt else REQUIRED
+    absent = [name for name in required if name not in receipt]
+    if absent:
+        return f"no {', '.join(absent)}"
+    return "compiled in the worker" if receipt.get("compiles_in_worker", 0) != 0 else None
 
 
 def _tenants(kind: str, observed: Sequence[Observed]) -> Gate:

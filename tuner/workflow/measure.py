@@ -147,22 +147,22 @@ class LiveMeasurer:
             receipt["norm_error"] = self._worker.check(name, self._neighbour)
             self._worker.release(name)
         except TrialError as error:
+            self._forget(name)
             return Outcome(problem, arm, error.status, str(error), tuple(samples), receipt)
         return Outcome(problem, arm, "correct", reason, tuple(samples), receipt)
 
+    def _forget(self, name: str) -> None:
+        """Free what a failed arm holds, if the worker still has it."""
+        if self._worker.holds(name):
+            try:
+                self._worker.release(name)
+            except TrialError:  # the worker died of it, and with it went what the arm held
+                self._worker.abandon()
+
     def interleave(self, problem: Problem, arms: Sequence[Arm], rounds: int, repeats: int) -> list[Outcome]:
         """Bind all, then time them in turn; an arm that fails drops out and the others go on."""
-        states: dict[Arm, Outcome] = {}
-        for arm in arms:
-            built = self._built(problem, arm)
-            if built.artifact is None:
-                states[arm] = Outcome(problem, arm, built.status, built.reason)
-                continue
-            try:
-                prepared = self._worker.prepare(built.artifact, [self._neighbour], arm.key)
-                states[arm] = Outcome(problem, arm, "correct", None, (), dict(prepared.receipt))
-            except TrialError as error:
-                states[arm] = Outcome(problem, arm, error.status, str(error))
+        states = {arm: Outcome(problem, arm, "correct") for arm in arms}
+        self._bind(states)
         if self._serial:
             self._pool.drain()
         for turn in range(rounds):
@@ -172,26 +172,49 @@ class LiveMeasurer:
             self._close(states, arm)
         return [states[arm] for arm in arms]
 
+    def _bind(self, states: dict[Arm, Outcome]) -> None:
+        """Bind the arms that the worker does not hold: at first all, and again all if one has ended it.
+
+        Never one alone: binding clears the tape, on which the arms that were bound before may be half-way.
+        """
+        for arm, state in states.items():
+            if state.status != "correct" or self._worker.holds(arm.key):
+                continue
+            built = self._built(state.problem, arm)
+            if built.artifact is None:
+                states[arm] = replace(state, status=built.status, reason=built.reason)
+                continue
+            try:
+                prepared = self._worker.prepare(built.artifact, [self._neighbour], arm.key)
+                states[arm] = replace(state, receipt={**prepared.receipt, **state.receipt})
+            except TrialError as error:
+                states[arm] = replace(state, status=error.status, reason=str(error))
+
     def _add_block(self, states: dict[Arm, Outcome], arm: Arm, repeats: int) -> None:
-        state = states[arm]
-        if state.status != "correct":
-            return
+        samples = self._block(states, arm, repeats)
+        states[arm] = replace(states[arm], samples_us=(*states[arm].samples_us, *samples))
+
+    def _block(self, states: dict[Arm, Outcome], arm: Arm, repeats: int) -> list[float]:
+        """Time one block; nothing for an arm that has failed or fails now."""
+        while states[arm].status == "correct" and not self._worker.holds(arm.key):
+            self._bind(states)
+        if states[arm].status != "correct":
+            return []
         try:
-            samples = self._worker.block(arm.key, self._neighbour, repeats)
-            states[arm] = replace(state, samples_us=(*state.samples_us, *samples))
+            return self._worker.block(arm.key, self._neighbour, repeats)
         except TrialError as error:
-            states[arm] = replace(state, status=error.status, reason=str(error))
+            states[arm] = replace(states[arm], status=error.status, reason=str(error))
+            return []
 
     def _close(self, states: dict[Arm, Outcome], arm: Arm) -> None:
+        """Check an arm's last launches. The tape is shared, so they lie on it only behind a block of its own."""
+        self._block(states, arm, 1)
         state = states[arm]
         if state.status != "correct":
             return
         try:
-            # The tape is shared, so an arm's own launches are on it only behind a block of its own.
-            self._worker.block(arm.key, self._neighbour, 1)
             error = self._worker.check(arm.key, self._neighbour)
             states[arm] = replace(state, receipt={**state.receipt, "norm_error": error})
-            self._worker.release(arm.key)
         except TrialError as error:
             states[arm] = replace(state, status=error.status, reason=str(error))
 
@@ -206,8 +229,12 @@ class ReplayMeasurer:
     def __init__(self, trials: Sequence[Trial], problems: Sequence[Problem]) -> None:
         """Index the record.
 
+        Args:
+            trials: All trials of the record.
+            problems: The problem to replay, then those that its ceilings were measured on.
+
         Raises:
-            UsageError: The record holds no trial of these problems.
+            UsageError: The record holds no trial of the first problem.
         """
         by_name = {(str(p.shape), p.weights): p for p in problems}
         self._explored: dict[tuple[Problem, Arm], Outcome] = {}
@@ -220,15 +247,13 @@ class ReplayMeasurer:
             if (problem, trial.arm) in where and where is self._explored:
                 raise RefusedError(f"the record measures {trial.arm} twice; a record holds each arm once")
             where[problem, trial.arm] = Outcome.of(trial, problem)
-        if not self._explored:
-            wanted = ", ".join(map(str, problems))
+        if not self.arms(problems[0]):
             held = sorted({f"{t.problem} {t.weights}" for t in trials})
-            raise UsageError(f"the record has no trials of {wanted}; it has {', '.join(held) or 'none at all'}")
+            raise UsageError(f"the record has no trials of {problems[0]}; it has {', '.join(held) or 'none at all'}")
 
-    @property
-    def arms(self) -> set[Arm]:
+    def arms(self, problem: Problem) -> set[Arm]:
         """Every arm that the record can answer for."""
-        return {arm for _, arm in self._explored}
+        return {arm for held, arm in self._explored if held == problem}
 
     def open(self, problem: Problem, seed: int) -> None:
         """Nothing is allocated."""

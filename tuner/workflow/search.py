@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-from tuner.arms import Arm, Value
+from tuner.arms import Arm, Config, Value
 from tuner.errors import UsageError
 from tuner.space import Space
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import optuna
 
 SAMPLERS = ("tpe", "random", "grid")
-MAX_MISSES = 40
 _FAILED_FACTOR = 10.0
 
 
@@ -36,7 +35,8 @@ class Search:
         # Families whose arms are all fixed have no space, and then there is nothing to propose.
         self._source = self._model(seed) if sampler == "tpe" and spaces else None
         self._walk = iter(()) if self._source else self._listing(sampler, seed)
-        self._rest = self._listing("random", seed)
+        self._seed = seed
+        self._unseen: dict[str, _Unseen] = {}
         self._open: dict[Arm, optuna.trial.Trial] = {}
         self._worst_us = 1.0
         self._allowed: set[Arm] | None = None
@@ -53,15 +53,27 @@ class Search:
         """The next arm that was not proposed before, or None when the space is used up."""
         if self._source is None:
             return next((arm for arm in self._walk if self._new(arm)), None)
-        for _ in range(MAX_MISSES):
-            trial = self._source.ask()
-            arm = self._suggest(trial)
-            if arm is not None and self._new(arm):
-                self._open[arm] = trial
-                return arm
+        trial = self._source.ask()
+        wanted = self._suggest(trial)
+        arm = self._nearest(wanted)
+        if arm == wanted:
+            self._open[arm] = trial
+        else:
             self._source.tell(trial, state=_fail_state())
-        # The sampler finds nothing new any more: the rest of the space, or of the record, in a drawn order.
-        return next((arm for arm in self._rest if self._new(arm)), None)
+        return arm
+
+    def _nearest(self, wanted: Arm) -> Arm | None:
+        """The arm itself if it is new and valid, else the new one nearest to it: there lies what the model is after."""
+        own = f"{wanted.family}/{wanted.kernel}"
+        if self._spaces[own].violated(wanted.config) is None and self._new(wanted):
+            return wanted
+        for name in sorted(self._spaces, key=lambda name: name != own):
+            if name not in self._unseen:
+                self._unseen[name] = _Unseen(self._spaces[name], self._allowed, self._seed)
+            found = next((arm for arm in self._unseen[name].by_distance(wanted.config) if self._new(arm)), None)
+            if found is not None:
+                return found
+        return None
 
     def tell(self, arm: Arm, median_us: float | None) -> None:
         """Report a time, or None for an arm that failed. Arms that were never asked for are taught as well."""
@@ -74,8 +86,18 @@ class Search:
         trial = self._open.pop(arm, None)
         if trial is not None:
             self._source.tell(trial, value)
-        elif f"{arm.family}/{arm.kernel}" in self._spaces:
+        elif self._holds(arm):
             self._source.add_trial(self._past(arm, value))
+
+    def _holds(self, arm: Arm) -> bool:
+        """True for an arm that a space can express; a fixed arm need not be one."""
+        space = self._spaces.get(f"{arm.family}/{arm.kernel}")
+        values = {p.name: p.values for p in space.parameters} if space else None
+        return (
+            values is not None
+            and values.keys() == arm.config.keys()
+            and all(value in values[name] for name, value in arm.config.items())
+        )
 
     def _new(self, arm: Arm) -> bool:
         if arm in self._seen or (self._allowed is not None and arm not in self._allowed):
@@ -89,7 +111,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=16))
 
-    def _suggest(self, trial: optuna.trial.Trial) -> Arm | None:
+    def _suggest(self, trial: optuna.trial.Trial) -> Arm:
         """Draw shared parameters by one name for all families, so that what one family teaches serves the other."""
         kernel = trial.suggest_categorical("kernel", list(self._spaces))
         space = self._spaces[str(kernel)]
@@ -97,7 +119,7 @@ class Search:
         for parameter in space.parameters:
             name = _axis(space, parameter.name, self._spaces.values())
             config[parameter.name] = cast(Value, trial.suggest_categorical(name, parameter.values))
-        return space.arm(config) if space.violated(config) is None else None
+        return space.arm(config)
 
     def _past(self, arm: Arm, value: float) -> optuna.trial.FrozenTrial:
         import optuna
@@ -120,6 +142,36 @@ class Search:
         return iter(arms)
 
 
+class _Unseen:
+    """The valid arms of a space, or those of them that a record holds, for a search by distance."""
+
+    def __init__(self, space: Space, allowed: set[Arm] | None, seed: int) -> None:
+        import numpy as np
+
+        self._parameters = space.parameters
+        arms = [space.arm(config) for config in space.valid()]
+        self._arms = [arm for arm in arms if allowed is None or arm in allowed]
+        # Of arms equally near, a drawn one comes first, not that of the least parameters.
+        random.Random(seed).shuffle(self._arms)
+        rows = [self._row(arm.config) for arm in self._arms]
+        self._places = np.array(rows, dtype=np.int32).reshape(len(rows), len(self._parameters))
+
+    def _row(self, config: Config) -> list[int]:
+        return [p.values.index(config[p.name]) for p in self._parameters]
+
+    def by_distance(self, config: Config) -> Iterator[Arm]:
+        """Arms by the number of parameters that differ, then by the steps between their values.
+
+        Of a config of another space only what this space has too is compared.
+        """
+        import numpy as np
+
+        known = [i for i, p in enumerate(self._parameters) if config.get(p.name) in p.values]
+        wanted = [self._parameters[i].values.index(config[self._parameters[i].name]) for i in known]
+        steps = np.abs(self._places[:, known] - np.array(wanted, dtype=np.int32))
+        return (self._arms[i] for i in np.lexsort((steps.sum(axis=1), (steps > 0).sum(axis=1))))
+
+
 def check_sampler(name: str) -> None:
     """Raise UsageError if there is no such sampler."""
     if name not in SAMPLERS:
@@ -127,9 +179,9 @@ def check_sampler(name: str) -> None:
 
 
 def _axis(space: Space, name: str, spaces: Iterable[Space]) -> str:
-    """One Optuna parameter for all families that give it the same values, else one of its own."""
-    values = {s.family: p.values for s in spaces for p in s.parameters if p.name == name}
-    return name if len(set(values.values())) == 1 else f"{space.family}.{name}"
+    """One Optuna parameter for all spaces that give it the same values, else one of its own."""
+    values = {p.values for s in spaces for p in s.parameters if p.name == name}
+    return name if len(values) == 1 else f"{space.family}/{space.kernel}.{name}"
 
 
 def _fail_state() -> optuna.trial.TrialState:
